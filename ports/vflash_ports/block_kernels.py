@@ -1,0 +1,56 @@
+"""The memory-bound stages of a block. Tables hold one row per (timestep, modality); `rows` says which row each token reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from vflash_ports.linear import ActivationFormat, Fp8Rows
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BlockKernels(Protocol):
+    """Rounding points are the reference's: norm, `* (1 + scale)`, `+ shift`, `gate *`, residual `+`, SiLU, product,
+    each rounded to the model's dtype. S tokens, C hidden, H heads, D head_dim, F FFN width, R table rows."""
+
+    @property
+    def name(self) -> str: ...
+
+    def norm_modulate(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        shift: torch.Tensor,
+        scale: torch.Tensor,
+        rows: torch.Tensor,
+        *,
+        eps: float,
+        emit: ActivationFormat,
+    ) -> torch.Tensor | Fp8Rows:
+        """x [S, C]; weight [C]; shift, scale [R, C] (row-strided views allowed); rows [S] int64 -> RMSNorm(x) * (1 + scale[rows]) + shift[rows]."""
+        ...
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *,
+        heads: int,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv [S, 3*H*D] as q, k, v thirds; cos, sin [S, r] float32, r <= D -> q, k, v [S, H, D], rotate-half in the first r channels."""
+        ...
+
+    def gate_residual(
+        self, x: torch.Tensor, update: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """x, update [S, C]; gate [R, C] -> x + gate[rows] * update, written into x's storage and returned."""
+        ...
+
+    def swiglu(self, packed: torch.Tensor, *, emit: ActivationFormat) -> torch.Tensor | Fp8Rows:
+        """packed [S, 2*F] as value then gate halves -> value * silu(gate), [S, F]."""
+        ...

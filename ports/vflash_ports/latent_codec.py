@@ -1,0 +1,37 @@
+"""Latent codec: the video and the audio VAE, in normalised latent space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LatentCodec(Protocol):
+    def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 RGB [F, H, W, 3] -> float32 CPU [1, C, T, H/16, W/16]; posterior sampled with seed 42, rounded through float16."""
+        ...
+
+    def encode_waveform(self, waveform: torch.Tensor) -> torch.Tensor:
+        """float32 stereo [2, samples] at the codec's rate -> float32 CPU [2, A, audio_C], the posterior mean."""
+        ...
+
+    def decode_video(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        """float32 [1, C, T, h, w] -> chunks of float32 CPU frames [f, 3, H, W] in [0, 1], in order, finite."""
+        ...
+
+    def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
+        """float32 [2, audio_C, A] -> float32 CPU [2, A * hop] in [-1, 1]."""
+        ...
+
+
+class LatentCodecProvider(Protocol):
+    """Opens the VAEs for a scope; each is loaded at its first use and released when the scope ends."""
+
+    def open(
+        self, model_dir: Path, *, device: torch.device, dtype: torch.dtype
+    ) -> AbstractContextManager[LatentCodec]: ...

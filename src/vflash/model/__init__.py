@@ -1,0 +1,1 @@
+"""MiniMax-H3 in torch: positions, modulation tables, blocks, transformer, patching."""

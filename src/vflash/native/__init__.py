@@ -1,0 +1,1 @@
+"""Names that integrators import directly: weight codec, buffered weights, FP8 operators."""
