@@ -63,7 +63,7 @@ class AttentionFn(Protocol):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block: int, evaluation: int
     ) -> torch.Tensor:
-        """q, k, v [rows, heads, head_dim], last stride 1, rows possibly strided -> contiguous [rows, heads, head_dim]."""
+        """q, k, v [rows, heads, head_dim], last stride 1, rows possibly strided -> the same shape, contiguous."""
         ...
 
     def report(self) -> AttentionReport:

@@ -1,4 +1,7 @@
-"""The memory-bound stages of a block. Tables hold one row per (timestep, modality); `rows` says which row each token reads."""
+"""The memory-bound stages of a block.
+
+Modulation tables hold one row per (timestep, modality); `rows` says which row each token reads.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class BlockKernels(Protocol):
         eps: float,
         emit: ActivationFormat,
     ) -> torch.Tensor | Fp8Rows:
-        """x [S, C]; weight [C]; shift, scale [R, C] (row-strided views allowed); rows [S] int64 -> RMSNorm(x) * (1 + scale[rows]) + shift[rows]."""
+        """x [S, C]; weight [C]; shift, scale [R, C] (row-strided views allowed); rows [S] int64.
+
+        Returns RMSNorm(x) * (1 + scale[rows]) + shift[rows], [S, C].
+        """
         ...
 
     def qk_norm_rope(
@@ -42,7 +48,10 @@ class BlockKernels(Protocol):
         heads: int,
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """qkv [S, 3*H*D] as q, k, v thirds; cos, sin [S, r] float32, r <= D -> q, k, v [S, H, D], rotate-half in the first r channels."""
+        """qkv [S, 3*H*D] as q, k, v thirds; cos, sin [S, r] float32, r <= D -> q, k, v [S, H, D].
+
+        Per-head RMSNorm of q and k, then rotate-half in the first r channels; v may be a view of `qkv`.
+        """
         ...
 
     def gate_residual(

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 class LatentCodec(Protocol):
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 RGB [F, H, W, 3] -> float32 CPU [1, C, T, H/16, W/16]; posterior sampled with seed 42, rounded through float16."""
+        """uint8 RGB [F, H, W, 3] -> float32 CPU [1, C, T, H/16, W/16].
+
+        The posterior is sampled with seed 42 and rounded through float16, as the released model does.
+        """
         ...
 
     def encode_waveform(self, waveform: torch.Tensor) -> torch.Tensor:

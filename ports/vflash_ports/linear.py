@@ -28,14 +28,17 @@ class Fp8Rows:
 
 @frozen(kw_only=True, eq=False)
 class PackedLinear:
-    """A weight as it is stored and moved: `weight` [out, in]; `scales` [out, 1] float32 for FP8 codes, else None."""
+    """A weight as stored and moved: `weight` [out, in]; `scales` [out, 1] float32 for FP8 codes, else None."""
 
     weight: torch.Tensor
     scales: torch.Tensor | None = None
 
 
 class BoundLinear(Protocol):
-    """`values` [rows, in] -> [rows, out] in the model's dtype. Takes a dense tensor, and `Fp8Rows` if it `consumes` them."""
+    """`values` [rows, in] -> [rows, out] in the model's dtype.
+
+    Takes a dense tensor always, and `Fp8Rows` if it `consumes` them.
+    """
 
     @property
     def consumes(self) -> ActivationFormat: ...

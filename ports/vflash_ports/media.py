@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class ReferenceClip:
-    """A decoded reference: `frames` uint8 RGB [F, H, W, 3] at 24 fps, `waveform` float32 [2, n] at the asked rate, or None."""
+    """A decoded reference: `frames` uint8 RGB [F, H, W, 3] at 24 fps, `waveform` float32 [2, n] at the asked rate."""
 
     frames: torch.Tensor | None
     waveform: torch.Tensor | None

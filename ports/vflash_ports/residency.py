@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 Block = TypeVar("Block")
-BlockCo = TypeVar("BlockCo", covariant=True)
+Block_co = TypeVar("Block_co", covariant=True)
 
 
 @frozen(kw_only=True)
@@ -40,10 +40,10 @@ class BlockLoader(Protocol):
         ...
 
 
-class BlockStack(Protocol[BlockCo]):
+class BlockStack(Protocol[Block_co]):
     """The stack of one denoiser."""
 
-    def blocks(self) -> Iterator[BlockCo]:
+    def blocks(self) -> Iterator[Block_co]:
         """One pass over the stack in order; a yielded block is ready on its device until the next is asked for."""
         ...
 
