@@ -47,7 +47,7 @@ Part = TextPart | PicturePart | VideoPart
 
 @frozen(kw_only=True, eq=False)
 class TextConditioning:
-    """`embeds` [text_rows, text_dim] in the encoder's dtype, on its device; `tags` [text_rows] int64: 1 text, 0 video."""
+    """`embeds` [text_rows, text_dim] in the encoder's dtype and device; `tags` [text_rows] int64: 1 text, 0 video."""
 
     embeds: torch.Tensor
     tags: torch.Tensor
