@@ -1,0 +1,57 @@
+"""Strict fields: the same plain words for every wrong value, and a hint for every misspelt name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from vflash_ports.errors import ContractError
+
+T = TypeVar("T")
+
+
+def whole_number(low: int, high: int, *, name: str | None = None) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """A validator for an int in [low, high]; bool and float are refused rather than rounded."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        label = name or attribute.name
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ContractError(f"{label} must be a whole number, got {value!r}")
+        if not low <= value <= high:
+            raise ContractError(f"{label} must be between {low} and {high}, got {value}")
+
+    return check
+
+
+def to_path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ContractError(f"expected a path, got {value!r}")
+    return Path(value)
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for any name in `given` that is not in `known`, naming the nearest legal one."""
+    legal = sorted(known)
+    for name in given:
+        if name not in legal:
+            near = difflib.get_close_matches(name, legal, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known fields: {', '.join(legal)}"
+            raise ContractError(f"unknown field {name!r} in {what}{hint}")
+
+
+def from_mapping(cls: type[T], what: str, values: Mapping[str, Any]) -> T:
+    """Build an attrs class from outside data (TOML, JSON): unknown names are errors with a hint."""
+    known = {field.name for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]
+    refuse_unknown(what, values, known)
+    missing = [
+        field.name
+        for field in attrs.fields(cls)  # type: ignore[arg-type]
+        if field.init and field.default is attrs.NOTHING and field.name not in values
+    ]
+    if missing:
+        raise ContractError(f"{what} needs {', '.join(missing)}")
+    return cls(**values)

@@ -1,0 +1,116 @@
+"""One H3 block over the packed sequence, from ports: norm, QKV, rotary, attention, output, FFN."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from vflash_ports.attention import AttentionFn
+from vflash_ports.block_kernels import BlockKernels
+from vflash_ports.linear import BoundLinear
+from vflash_ports.observer import Observer
+
+
+@frozen(kw_only=True, eq=False)
+class BlockWeights:
+    """One block, bound: norms [hidden] or [head_dim], linears as callables."""
+
+    norm1: torch.Tensor
+    norm2: torch.Tensor
+    norm_q: torch.Tensor
+    norm_k: torch.Tensor
+    qkv: BoundLinear
+    out: BoundLinear
+    ffn_in: BoundLinear
+    ffn_out: BoundLinear
+
+
+@frozen(kw_only=True, eq=False)
+class BlockRun:
+    """What is the same for every block of one request."""
+
+    kernels: BlockKernels
+    attend: AttentionFn
+    observer: Observer
+    roles: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    heads: int
+    norm_eps: float
+    qk_norm_eps: float
+    ffn_chunk_rows: int
+
+
+def run_block(
+    weights: BlockWeights, run: BlockRun, x: torch.Tensor, table: torch.Tensor, *, block: int, evaluation: int
+) -> torch.Tensor:
+    """x [S, C] -> [S, C] in x's storage; `table` [roles, 6, C]. QKV and attention tensors die before the FFN."""
+    shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
+    update = _attention(weights, run, x, shift_a, scale_a, block=block, evaluation=evaluation)
+    with run.observer.phase("gate_residual", evaluation=evaluation, block=block):
+        x = run.kernels.gate_residual(x, update, gate_a, run.roles)
+    del update
+    return _feed_forward(weights, run, x, shift_f, scale_f, gate_f, block=block, evaluation=evaluation)
+
+
+def _attention(
+    weights: BlockWeights,
+    run: BlockRun,
+    x: torch.Tensor,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    block: int,
+    evaluation: int,
+) -> torch.Tensor:
+    phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
+    with phase("attention_norm_modulate", **at):
+        normed = run.kernels.norm_modulate(
+            x, weights.norm1, shift, scale, run.roles, eps=run.norm_eps, emit=weights.qkv.consumes
+        )
+    with phase("qkv_projection", **at):
+        qkv = weights.qkv(normed)
+    del normed
+    with phase("qk_norm_rotary", **at):
+        q, k, v = run.kernels.qk_norm_rope(
+            qkv, weights.norm_q, weights.norm_k, run.cos, run.sin, heads=run.heads, eps=run.qk_norm_eps
+        )
+    del qkv
+    with phase("attention", **at):
+        mixed = run.attend(q, k, v, block=block, evaluation=evaluation)
+    del q, k, v
+    with phase("attention_output", **at):
+        return weights.out(mixed.flatten(1))
+
+
+def _feed_forward(
+    weights: BlockWeights,
+    run: BlockRun,
+    x: torch.Tensor,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    gate: torch.Tensor,
+    *,
+    block: int,
+    evaluation: int,
+) -> torch.Tensor:
+    """In chunks of rows, so that the [rows, 2 * FFN] activation is never whole in memory."""
+    phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
+    for start in range(0, x.shape[0], run.ffn_chunk_rows):
+        part = slice(start, start + run.ffn_chunk_rows)
+        x_part, roles = x[part], run.roles[part]
+        with phase("ffn_norm_modulate", **at):
+            normed = run.kernels.norm_modulate(
+                x_part, weights.norm2, shift, scale, roles, eps=run.norm_eps, emit=weights.ffn_in.consumes
+            )
+        with phase("ffn_input", **at):
+            packed = weights.ffn_in(normed)
+            del normed
+            hidden = run.kernels.swiglu(packed, emit=weights.ffn_out.consumes)
+            del packed
+        with phase("ffn_output", **at):
+            update = weights.ffn_out(hidden)
+            del hidden
+            run.kernels.gate_residual(x_part, update, gate, roles)
+            del update
+    return x

@@ -1,0 +1,175 @@
+"""From a weight source to packed blocks and auxiliary tensors. Names are the diffusers checkpoint's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from attrs import frozen
+
+from vflash.domain.model_facts import DenoiserFacts
+from vflash.model.block import BlockWeights
+from vflash_ports.errors import CheckpointError
+from vflash_ports.linear import LinearExecution, PackedLinear
+from vflash_ports.weights import TensorSpec, WeightReader
+
+NORMS = {"norm1": "norm1", "norm2": "norm2", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k"}
+LINEARS = {
+    "attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "attn.out": ("attn.to_out.0",),
+    "ff.in": ("ff.net.0.proj",),
+    "ff.out": ("ff.net.2",),
+}
+"""Packed name -> checkpoint modules, stacked by rows; every one is bias-free."""
+FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder.linear_1", "time_embedder.linear_2", "proj_out", "audio_proj_out")
+"""Kept in float32 whatever the model's dtype."""
+
+
+def expected_shapes(facts: DenoiserFacts) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a denoiser by checkpoint name."""
+    c, inner, d, f = facts.hidden_size, facts.inner_dim, facts.attention_head_dim, facts.ffn_dim
+    plain = {
+        "norm1.weight": (c,),
+        "norm2.weight": (c,),
+        "attn.norm_q.weight": (d,),
+        "attn.norm_k.weight": (d,),
+        **{f"attn.to_{name}.weight": (inner, c) for name in "qkv"},
+        "attn.to_out.0.weight": (c, inner),
+        "ff.net.0.proj.weight": (2 * f, c),
+        "ff.net.2.weight": (c, f),
+    }
+    linear = {
+        "proj_in": (c, facts.video_row_dim),
+        "audio_proj_in": (c, facts.audio_in_channels),
+        "context_embedder": (c, facts.text_dim),
+        "time_embedder.linear_1": (facts.time_embed_hidden_dim, facts.freq_dim),
+        "time_embedder.linear_2": (facts.time_embed_dim, facts.time_embed_hidden_dim),
+        "norm_out.linear": (2 * c, facts.time_embed_dim),
+        "proj_out": (facts.video_row_dim, c),
+        "audio_proj_out": (facts.audio_in_channels, c),
+        **{f"transformer_blocks.{i}.adaln_proj.linear": (18 * c, facts.time_embed_dim) for i in range(facts.num_layers)},
+    }
+    shapes: dict[str, tuple[int, ...]] = {"norm_out.norm.weight": (c,), "token_refiner.final_norm.weight": (c,)}
+    for name, shape in linear.items():
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
+    prefixes = [f"transformer_blocks.{i}." for i in range(facts.num_layers)]
+    prefixes += [f"token_refiner.refiner_blocks.{i}." for i in range(facts.num_refiner_layers)]
+    shapes.update({prefix + name: shape for prefix in prefixes for name, shape in plain.items()})
+    return shapes
+
+
+def check_specs(specs: Mapping[str, TensorSpec], facts: DenoiserFacts, *, what: str) -> None:
+    """Every expected tensor is there with its shape, and nothing else is. Raises `CheckpointError`, naming tensors."""
+    expected = expected_shapes(facts)
+    missing = sorted(expected.keys() - specs.keys())
+    extra = sorted(specs.keys() - expected.keys() - {"rope.inv_freq"})
+    if missing or extra:
+        raise CheckpointError(
+            f"{what} does not match its config.json: {_some('missing', missing)}{_some('not expected', extra)}"
+        )
+    for name, shape in expected.items():
+        if specs[name].shape != shape:
+            raise CheckpointError(f"{what}: tensor {name} has shape {specs[name].shape}, its config.json says {shape}")
+        if not specs[name].dtype.is_floating_point:
+            raise CheckpointError(f"{what}: tensor {name} has dtype {specs[name].dtype}, which is not a float")
+
+
+def _some(word: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{word} {', '.join(names[:3])}{more}; "
+
+
+def read_auxiliary(
+    reader: WeightReader, names: Iterable[str], *, device: torch.device, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Everything outside the block stack and its AdaLN projections, on the device: the few float32 ones, the rest in `dtype`."""
+    tensors = {}
+    for name in names:
+        if name.startswith("transformer_blocks.") or name == "rope.inv_freq":
+            continue
+        kept = name.rsplit(".", 1)[0] in FLOAT32
+        tensors[name] = reader.get_tensor(name).to(device=device, dtype=torch.float32 if kept else dtype)
+    return tensors
+
+
+@frozen(kw_only=True, eq=False)
+class CheckpointBlocks:
+    """A `BlockLoader` over a checkpoint: fuses QKV, casts to the model's dtype, packs for the linear execution."""
+
+    reader: WeightReader
+    source_specs: Mapping[str, TensorSpec]
+    facts: DenoiserFacts
+    execution: LinearExecution
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        return self.facts.num_layers
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        shapes = expected_shapes(self.facts)
+        specs = {}
+        for packed, module in NORMS.items():
+            specs[packed] = _spec(packed, self.dtype, shapes[f"transformer_blocks.0.{module}.weight"])
+        for packed, modules in LINEARS.items():
+            parts = [shapes[f"transformer_blocks.0.{module}.weight"] for module in modules]
+            whole = torch.empty(sum(p[0] for p in parts), parts[0][1], dtype=self.dtype, device="meta")
+            for suffix, tensor in _tensors(self.execution.pack(whole)):
+                specs[packed + suffix] = _spec(packed + suffix, tensor.dtype, tuple(tensor.shape))
+        return specs
+
+    def load_into(self, index: int, out: Mapping[str, torch.Tensor]) -> None:
+        prefix = f"transformer_blocks.{index}."
+        for packed, module in NORMS.items():
+            out[packed].copy_(self.reader.get_tensor(f"{prefix}{module}.weight"))
+        for packed, modules in LINEARS.items():
+            names = [f"{prefix}{module}.weight" for module in modules]
+            if not self._read_directly(names, out[packed + ".weight"]):
+                self._pack_into(packed, names, out)
+
+    def _read_directly(self, names: list[str], out: torch.Tensor) -> bool:
+        """Straight from the source into the caller's memory where stored and packed form are the same."""
+        if out.device.type != "cpu" or any(self.source_specs[name].dtype != out.dtype for name in names):
+            return False
+        start = 0
+        for name in names:
+            rows = self.source_specs[name].shape[0]
+            self.reader.read_into(name, out[start : start + rows])
+            start += rows
+        return True
+
+    def _pack_into(self, packed: str, names: list[str], out: Mapping[str, torch.Tensor]) -> None:
+        device = out[packed + ".weight"].device
+        parts = [self.reader.get_tensor(name).to(device=device, dtype=self.dtype) for name in names]
+        linear = self.execution.pack(torch.cat(parts) if len(parts) > 1 else parts[0])
+        for suffix, tensor in _tensors(linear):
+            out[packed + suffix].copy_(tensor)
+
+
+def bind_block(tensors: Mapping[str, torch.Tensor], execution: LinearExecution) -> BlockWeights:
+    """Views over one block's packed tensors."""
+
+    def linear(name: str) -> PackedLinear:
+        return PackedLinear(weight=tensors[f"{name}.weight"], scales=tensors.get(f"{name}.scale"))
+
+    return BlockWeights(
+        **{name: tensors[name] for name in NORMS},
+        qkv=execution.bind(linear("attn.qkv")),
+        out=execution.bind(linear("attn.out")),
+        ffn_in=execution.bind(linear("ff.in")),
+        ffn_out=execution.bind(linear("ff.out")),
+    )
+
+
+def _tensors(linear: PackedLinear) -> list[tuple[str, torch.Tensor]]:
+    pairs = [(".weight", linear.weight)]
+    return pairs if linear.scales is None else [*pairs, (".scale", linear.scales)]
+
+
+def _spec(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
+    count = 1
+    for size in shape:
+        count *= size
+    return TensorSpec(name=name, dtype=dtype, shape=shape, byte_count=count * dtype.itemsize)

@@ -1,0 +1,241 @@
+"""The denoiser: loaded once, prepared per request, evaluated hot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from attrs import define, field, frozen
+
+from vflash.domain.model_facts import DenoiserFacts
+from vflash.model.block import BlockRun, BlockWeights, run_block
+from vflash.model.load import CheckpointBlocks, bind_block, check_specs, read_auxiliary
+from vflash.model.modulation import (
+    EvaluationTimesteps,
+    TimeEmbedder,
+    activated_embeddings,
+    block_table,
+    evaluation_timesteps,
+    final_table,
+)
+from vflash.model.positions import PackedIndex, Role
+from vflash.model.refiner import refine_text
+from vflash.model.rotary import rotary_tables
+from vflash.model.sigmas import Grids
+from vflash_ports.attention import AttentionFn
+from vflash_ports.block_kernels import BlockKernels
+from vflash_ports.linear import LinearExecution
+from vflash_ports.observer import Observer
+from vflash_ports.residency import BlockStack, Residency, ResidencyMemory
+from vflash_ports.weights import WeightSource
+
+
+@frozen(kw_only=True, eq=False)
+class DenoiserInputs:
+    """One request, packed. Text `embeds` [text rows, text_dim]; condition rows are already noised, in packed order."""
+
+    index: PackedIndex
+    embeds: torch.Tensor
+    condition_video: torch.Tensor | None
+    condition_audio: torch.Tensor | None
+    grids: Grids
+
+
+@frozen(kw_only=True, eq=False)
+class Tables:
+    """Modulation of every block [evaluations, roles, 6, C], and of the output norm [evaluations, roles, 2, C]."""
+
+    blocks: tuple[torch.Tensor, ...]
+    final: torch.Tensor
+
+
+@define(kw_only=True, eq=False)
+class Denoiser:
+    """A loaded transformer. `open_denoiser` is the way in; `close` releases every weight."""
+
+    facts: DenoiserFacts
+    source: WeightSource
+    stack: BlockStack[BlockWeights]
+    auxiliary: dict[str, torch.Tensor]
+    kernels: BlockKernels
+    device: torch.device
+    dtype: torch.dtype
+    ffn_chunk_rows: int
+    _tables: dict[tuple[EvaluationTimesteps, ...], Tables] = field(factory=dict)
+
+    def prepare(self, inputs: DenoiserInputs, attend: AttentionFn, observer: Observer) -> PreparedDenoiser:
+        """Everything that does not change between evaluations."""
+        cos, sin = rotary_tables(inputs.index.positions.to(self.device), self.facts)
+        run = BlockRun(
+            kernels=self.kernels,
+            attend=attend,
+            observer=observer,
+            roles=inputs.index.roles.to(self.device),
+            cos=cos,
+            sin=sin,
+            heads=self.facts.num_attention_heads,
+            norm_eps=self.facts.norm_eps,
+            qk_norm_eps=self.facts.qk_norm_eps,
+            ffn_chunk_rows=self.ffn_chunk_rows,
+        )
+        return PreparedDenoiser(
+            denoiser=self, run=run, index=inputs.index, prefix=self._prefix(inputs), tables=self.tables(inputs)
+        )
+
+    def tables(self, inputs: DenoiserInputs) -> Tables:
+        """Computed once per schedule; the last schedule's tables are kept, AdaLN weights are not."""
+        used = [Role(int(role)) for role in inputs.index.roles.unique()]
+        plans = evaluation_timesteps(inputs.grids, used)
+        if plans not in self._tables:
+            self._tables.clear()
+            self._tables[plans] = self._compute_tables(plans)
+        return self._tables[plans]
+
+    def _compute_tables(self, plans: Sequence[EvaluationTimesteps]) -> Tables:
+        aux = self.auxiliary
+        embed = TimeEmbedder(
+            linear_1=(aux["time_embedder.linear_1.weight"], aux["time_embedder.linear_1.bias"]),
+            linear_2=(aux["time_embedder.linear_2.weight"], aux["time_embedder.linear_2.bias"]),
+            freq_dim=self.facts.freq_dim,
+        )
+        embeddings = activated_embeddings(embed, plans, self.dtype, self.device)
+        blocks = []
+        with self.source.open() as reader:
+            for block in range(self.facts.num_layers):
+                name = f"transformer_blocks.{block}.adaln_proj.linear"
+                weight, bias = (
+                    reader.get_tensor(f"{name}.{part}").to(device=self.device, dtype=self.dtype)
+                    for part in ("weight", "bias")
+                )
+                blocks.append(block_table(weight, bias, embeddings, plans, self.facts))
+        final = final_table(aux["norm_out.linear.weight"], aux["norm_out.linear.bias"], embeddings, plans)
+        return Tables(blocks=tuple(blocks), final=final)
+
+    def _prefix(self, inputs: DenoiserInputs) -> torch.Tensor:
+        """Text and condition rows as they enter block 0: [rows before the targets, C], the same every evaluation."""
+        index = inputs.index
+        prefix = torch.empty(
+            index.target_audio.start, self.facts.hidden_size, dtype=self.dtype, device=self.device
+        )
+        prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.auxiliary, self.facts)
+        for name, rows, places in (
+            ("proj_in", inputs.condition_video, index.condition_video),
+            ("audio_proj_in", inputs.condition_audio, index.condition_audio),
+        ):
+            done = 0
+            for place in places:
+                assert rows is not None
+                count = place.stop - place.start
+                prefix[place] = self.project(name, rows[done : done + count])
+                done += count
+        return prefix
+
+    def project(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Latent rows through a float32 input projection, cast to the model's dtype."""
+        rows = rows.to(device=self.device, dtype=torch.float32)
+        return F.linear(rows, self.auxiliary[f"{name}.weight"], self.auxiliary[f"{name}.bias"]).to(self.dtype)
+
+    def memory(self) -> ResidencyMemory:
+        return self.stack.memory()
+
+    def close(self) -> None:
+        self.stack.close()
+        self.auxiliary.clear()
+        self._tables.clear()
+
+
+@frozen(kw_only=True, eq=False)
+class PreparedDenoiser:
+    """One request on a loaded denoiser."""
+
+    denoiser: Denoiser
+    run: BlockRun
+    index: PackedIndex
+    prefix: torch.Tensor
+    tables: Tables
+
+    def evaluate(
+        self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Generated rows, float32 -> their velocities toward data, float32: video [n, 96], audio [m, 32]."""
+        x = self._pack(evaluation, video_rows, audio_rows)
+        for block, weights in enumerate(self.denoiser.stack.blocks()):
+            x = self._block(weights, x, block, evaluation)
+        with self.run.observer.phase("final_layer", evaluation=evaluation):
+            video = self._head("proj_out", x[self.index.target_video], Role.VIDEO, evaluation)
+            audio = self._head("audio_proj_out", x[self.index.target_audio], Role.AUDIO, evaluation)
+        return video, audio
+
+    def first_non_finite(self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor) -> str:
+        """Run the evaluation again, looking at every block: where NaN or infinity first appears."""
+        x = self._pack(evaluation, video_rows, audio_rows)
+        if not bool(x.isfinite().all()):
+            return "the packed input"
+        for block, weights in enumerate(self.denoiser.stack.blocks()):
+            x = self._block(weights, x, block, evaluation)
+            if not bool(x.isfinite().all()):
+                return f"block {block}"
+        return "the output heads"
+
+    def _pack(self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor) -> torch.Tensor:
+        with self.run.observer.phase("input_pack", evaluation=evaluation):
+            rows = self.index.target_video.stop
+            x = self.prefix.new_empty(rows, self.prefix.shape[1])
+            x[: self.prefix.shape[0]] = self.prefix
+            x[self.index.target_audio] = self.denoiser.project("audio_proj_in", audio_rows)
+            x[self.index.target_video] = self.denoiser.project("proj_in", video_rows)
+            return x
+
+    def _block(self, weights: BlockWeights, x: torch.Tensor, block: int, evaluation: int) -> torch.Tensor:
+        return run_block(
+            weights, self.run, x, self.tables.blocks[block][evaluation], block=block, evaluation=evaluation
+        )
+
+    def _head(self, name: str, x: torch.Tensor, role: Role, evaluation: int) -> torch.Tensor:
+        aux, facts = self.denoiser.auxiliary, self.denoiser.facts
+        shift, scale = self.tables.final[evaluation, role]
+        normed = F.rms_norm(x, (facts.hidden_size,), aux["norm_out.norm.weight"], facts.final_norm_eps)
+        modulated = (normed * (1.0 + scale) + shift).to(torch.float32)
+        return F.linear(modulated, aux[f"{name}.weight"], aux[f"{name}.bias"])
+
+
+@contextmanager
+def open_denoiser(
+    source: WeightSource,
+    *,
+    what: str,
+    facts: DenoiserFacts,
+    execution: LinearExecution,
+    kernels: BlockKernels,
+    residency: Residency,
+    device: torch.device,
+    dtype: torch.dtype,
+    ffn_chunk_rows: int,
+) -> Iterator[Denoiser]:
+    """Check every name and shape, then load. On leaving, all weights are released."""
+    specs = source.specs()
+    check_specs(specs, facts, what=what)
+    with source.open() as reader:
+        blocks = CheckpointBlocks(reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype)
+        auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
+
+        def bind(tensors: Mapping[str, torch.Tensor]) -> BlockWeights:
+            return bind_block(tensors, execution)
+
+        stack = residency.load(blocks, bind, device)
+    denoiser = Denoiser(
+        facts=facts,
+        source=source,
+        stack=stack,
+        auxiliary=auxiliary,
+        kernels=kernels,
+        device=device,
+        dtype=dtype,
+        ffn_chunk_rows=ffn_chunk_rows,
+    )
+    try:
+        yield denoiser
+    finally:
+        denoiser.close()
