@@ -53,7 +53,10 @@ class LinearExecution(Protocol):
     def name(self) -> str: ...
 
     def pack(self, weight: torch.Tensor) -> PackedLinear:
-        """The stored form of a [out, in] weight, made once at load (FP8 adapters quantise here)."""
+        """The stored form of a [out, in] weight, made once at load (FP8 adapters quantise here).
+
+        A meta tensor gives the stored form's shapes and dtypes without data.
+        """
         ...
 
     def bind(self, packed: PackedLinear) -> BoundLinear:

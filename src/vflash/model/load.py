@@ -47,7 +47,9 @@ def expected_shapes(facts: DenoiserFacts) -> dict[str, tuple[int, ...]]:
         "norm_out.linear": (2 * c, facts.time_embed_dim),
         "proj_out": (facts.video_row_dim, c),
         "audio_proj_out": (facts.audio_in_channels, c),
-        **{f"transformer_blocks.{i}.adaln_proj.linear": (18 * c, facts.time_embed_dim) for i in range(facts.num_layers)},
+        **{
+            f"transformer_blocks.{i}.adaln_proj.linear": (18 * c, facts.time_embed_dim) for i in range(facts.num_layers)
+        },
     }
     shapes: dict[str, tuple[int, ...]] = {"norm_out.norm.weight": (c,), "token_refiner.final_norm.weight": (c,)}
     for name, shape in linear.items():
@@ -84,7 +86,7 @@ def _some(word: str, names: list[str]) -> str:
 def read_auxiliary(
     reader: WeightReader, names: Iterable[str], *, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Everything outside the block stack and its AdaLN projections, on the device: the few float32 ones, the rest in `dtype`."""
+    """What is outside the block stack, on the device: the few float32 tensors as they are, the rest in `dtype`."""
     tensors = {}
     for name in names:
         if name.startswith("transformer_blocks.") or name == "rope.inv_freq":

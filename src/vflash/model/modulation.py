@@ -63,9 +63,7 @@ def activated_embeddings(
     embed: TimeEmbedder, plans: Iterable[EvaluationTimesteps], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
     """silu(temb) in float32, then cast: [distinct, time_embed_dim] an evaluation."""
-    return [
-        F.silu(embed(torch.tensor(plan.distinct, dtype=torch.float32, device=device))).to(dtype) for plan in plans
-    ]
+    return [F.silu(embed(torch.tensor(plan.distinct, dtype=torch.float32, device=device))).to(dtype) for plan in plans]
 
 
 def block_table(

@@ -67,5 +67,3 @@ def noise_condition(clean: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """0.999 * z + (1 - 0.999) * noise, float32."""
     t = torch.tensor(CONDITION_TIMESTEP, dtype=torch.float32)
     return t * clean + (1.0 - t) * noise
-
-

@@ -116,9 +116,7 @@ class Denoiser:
     def _prefix(self, inputs: DenoiserInputs) -> torch.Tensor:
         """Text and condition rows as they enter block 0: [rows before the targets, C], the same every evaluation."""
         index = inputs.index
-        prefix = torch.empty(
-            index.target_audio.start, self.facts.hidden_size, dtype=self.dtype, device=self.device
-        )
+        prefix = torch.empty(index.target_audio.start, self.facts.hidden_size, dtype=self.dtype, device=self.device)
         prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.auxiliary, self.facts)
         for name, rows, places in (
             ("proj_in", inputs.condition_video, index.condition_video),
