@@ -11,6 +11,8 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$(TORCH)" || $(BIN)/pip install -q --index-url $(TORCH_INDEX) "$(TORCH)"
 	$(BIN)/pip install -q -e ".[weight-io,dev]" "triton>=3.6"
+	# Only the reference pipeline in the tests needs torchvision; out of sight, because PyPI's build breaks beside CPU torch.
+	$(BIN)/pip install -q --no-deps --upgrade --target $(VENV)/reference torchvision==0.28.0
 	touch $@
 
 setup: $(VENV)/.ready
