@@ -1,0 +1,1 @@
+"""The trained tiny H3: its world, its training, its export."""
