@@ -5,19 +5,28 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from vflash_adapters.weights.buffered_source import BufferedWeights
+from vflash_adapters.weights.byte_file import ReadMode, choose_file
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.errors import CheckpointError, ContractError
 from vflash_ports.weights import WeightSource
 
 SOURCES: dict[str, Callable[[Path, Path], WeightSource]] = {
     "mmap": lambda path, scratch: MmapWeights(path),
+    "buffered-1": lambda path, scratch: BufferedWeights(path, read_workers=1),
+    "buffered-4-cached": lambda path, scratch: BufferedWeights(path, open_file=partial(choose_file, mode=CACHED)),
+    "buffered-8-direct": lambda path, scratch: BufferedWeights(
+        path, read_workers=8, open_file=partial(choose_file, mode=DIRECT)
+    ),
 }
+CACHED, DIRECT = ReadMode.CACHED, ReadMode.DIRECT
 EXACT_DTYPES = (
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.bool,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
