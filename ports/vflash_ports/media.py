@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,13 @@ class ReferenceClip:
     waveform: torch.Tensor | None
 
 
+class PictureFit(StrEnum):
+    """How a picture of another shape meets its target size."""
+
+    STRETCH = "stretch"
+    COVER = "cover"  # scaled to cover, then cut around the centre
+
+
 class ReferenceReader(Protocol):
     """Reads what a user hands in. Sizes are checked before decoding; hostile files raise `MediaError`."""
 
@@ -27,8 +35,23 @@ class ReferenceReader(Protocol):
         """uint8 RGB [H, W, 3], EXIF orientation applied."""
         ...
 
-    def video(self, path: Path, *, max_frames: int, sample_rate_hz: int) -> ReferenceClip:
-        """Resampled to 24 fps by repeat and drop, cut to `max_frames`, with its soundtrack if it has one."""
+    def fit_picture(self, pixels: torch.Tensor, width: int, height: int, mode: PictureFit) -> torch.Tensor:
+        """uint8 RGB [..., H, W, 3] -> [..., height, width, 3], LANCZOS; pixels of that size pass unchanged."""
+        ...
+
+    def video(
+        self,
+        path: Path,
+        *,
+        max_frames: int,
+        sample_rate_hz: int,
+        size: Callable[[int, int], tuple[int, int]] | None = None,
+    ) -> ReferenceClip:
+        """Resampled to 24 fps by repeat and drop, cut to `max_frames`, with its soundtrack if it has one.
+
+        `size` maps the upright source (width, height) to the size that frames are stretched to while they are read,
+        so that a large source is never held whole.
+        """
         ...
 
     def audio(self, path: Path, *, max_seconds: float, sample_rate_hz: int) -> ReferenceClip:

@@ -1,0 +1,69 @@
+"""Opening a stranger's media file: one file, known containers, checked sizes, every failure a `MediaError`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vflash_adapters.media.reference_limits import ReferenceLimits, require_file
+from vflash_ports.errors import MediaError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+# Playlists, image sequences and scripts are left out: they name other files.
+CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,flv,wav,w64,mp3,flac,ogg,aac,aiff,caf"
+
+
+@contextmanager
+def open_media(path: Path, limits: ReferenceLimits) -> Iterator[InputContainer]:
+    """The opened container. Whatever libav raises inside the scope becomes a `MediaError` naming the file."""
+    import av
+
+    require_file(path, limits.media_bytes)
+    options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file", "max_pixels": str(_coded(limits))}
+    try:
+        with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
+            _require_duration(container, path, limits)
+            yield container
+    except MediaError:
+        raise
+    except (av.FFmpegError, ValueError, OverflowError, EOFError, MemoryError) as error:
+        raise MediaError(f"media {path} cannot be read as video or sound: {error}") from error
+
+
+def moving_streams(container: InputContainer) -> list[VideoStream]:
+    """The video streams that are not cover pictures."""
+    from av.stream import Disposition
+
+    return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+
+
+class DecodeClock:
+    """Stops a file that decodes without end."""
+
+    def __init__(self, path: Path, limits: ReferenceLimits) -> None:
+        self._path = path
+        self._limit_s = limits.decode_s
+        self._started = time.monotonic()
+
+    def tick(self) -> None:
+        if time.monotonic() - self._started > self._limit_s:
+            raise MediaError(f"media {self._path} took over {self._limit_s:g} s to decode: shorten or re-encode it")
+
+
+def _coded(limits: ReferenceLimits) -> int:
+    """Decoders count whole macroblocks: allow the rounding of each side, not more."""
+    return limits.frame_pixels + limits.frame_pixels // 8
+
+
+def _require_duration(container: InputContainer, path: Path, limits: ReferenceLimits) -> None:
+    import av
+
+    seconds = (container.duration or 0) / av.time_base
+    if seconds > limits.duration_s:
+        raise MediaError(f"media {path} lasts {seconds:.0f} s, more than {limits.duration_s:.0f}: cut it first")
