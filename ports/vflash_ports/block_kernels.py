@@ -20,6 +20,10 @@ class BlockKernels(Protocol):
     @property
     def name(self) -> str: ...
 
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises `UnsupportedError`, with the cure, before any weight is read, if this machine cannot run it."""
+        ...
+
     def norm_modulate(
         self,
         x: torch.Tensor,

@@ -52,6 +52,10 @@ class LinearExecution(Protocol):
     @property
     def name(self) -> str: ...
 
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises `UnsupportedError`, with the cure, before any weight is read, if this machine cannot run it."""
+        ...
+
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """The stored form of a [out, in] weight, made once at load (FP8 adapters quantise here).
 

@@ -60,6 +60,10 @@ class Residency(Protocol):
     @property
     def name(self) -> str: ...
 
+    def check(self, device: torch.device) -> None:
+        """Raises `UnsupportedError`, with the cure, before any weight is read, if the device cannot hold it."""
+        ...
+
     def load(
         self, loader: BlockLoader, bind: Callable[[Mapping[str, torch.Tensor]], Block], device: torch.device
     ) -> BlockStack[Block]:

@@ -18,6 +18,9 @@ class TorchBlockKernels:
 
     name = "torch"
 
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Runs wherever torch does."""
+
     def norm_modulate(
         self,
         x: torch.Tensor,

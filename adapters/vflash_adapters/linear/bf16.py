@@ -15,6 +15,9 @@ class Bf16Linear:
 
     name = "bf16"
 
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Runs wherever torch does."""
+
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """`weight` [out, in], kept as it is. Raises `UnsupportedError` for a dtype no GEMM takes."""
         if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):

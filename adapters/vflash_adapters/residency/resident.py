@@ -17,6 +17,9 @@ class Resident:
 
     name = "resident"
 
+    def check(self, device: torch.device) -> None:
+        """Runs wherever the stack fits; the plan says whether it does."""
+
     def load(
         self, loader: BlockLoader, bind: Callable[[Mapping[str, torch.Tensor]], Block], device: torch.device
     ) -> BlockStack[Block]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import attrs
 
@@ -31,6 +32,14 @@ def to_path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ContractError(f"expected a path, got {value!r}")
     return Path(value)
+
+
+class Choice(StrEnum):
+    """A StrEnum whose unknown values are user errors that list what is legal."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ContractError(f"{value!r} is not a {cls.__name__}; choose one of {', '.join(cls)}")
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -1,0 +1,79 @@
+"""How a pipeline runs: every backend by name, checked before anything is imported or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import Attribute, field, frozen
+from attrs.validators import optional as maybe
+
+from vflash.domain.fields import Choice, to_path, whole_number
+from vflash_ports.errors import ContractError
+
+
+class Dtype(Choice):
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+class AttentionBackend(Choice):
+    """`auto` is the measured default of the device (docs/attention.md), always exact, and named in the receipt."""
+
+    AUTO = "auto"
+    NAIVE = "naive"
+    SDPA = "sdpa"
+    SDPA_FLASH = "sdpa-flash"
+    SDPA_CUDNN = "sdpa-cudnn"
+
+
+class Linear(Choice):
+    BF16 = "bf16"
+
+
+class BlockKernelSet(Choice):
+    TORCH = "torch"
+
+
+class WeightResidency(Choice):
+    RESIDENT = "resident"
+
+
+class WeightReading(Choice):
+    MMAP = "mmap"
+
+
+class VideoFeed(Choice):
+    FILE = "file"
+    PIPE = "pipe"
+
+
+class Lifetime(Choice):
+    """`keep`: models stay loaded for the next request. `per-request`: each is released as soon as its stage ends."""
+
+    KEEP = "keep"
+    PER_REQUEST = "per-request"
+
+
+def _device(_: Settings, attribute: Attribute[str], value: Any) -> None:
+    kind, _colon, index = str(value).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
+        raise ContractError(f"device must be cpu, cuda or cuda:N, got {value!r}")
+
+
+@frozen(kw_only=True)
+class Settings:
+    """One pipeline. Field names are the CLI's options; a misspelt one is an error everywhere."""
+
+    model_dir: Path = field(converter=to_path)
+    device: str = field(default="cuda", validator=_device)
+    dtype: Dtype = field(default=Dtype.BFLOAT16, converter=Dtype)
+    attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
+    linear: Linear = field(default=Linear.BF16, converter=Linear)
+    block_kernels: BlockKernelSet = field(default=BlockKernelSet.TORCH, converter=BlockKernelSet)
+    weight_residency: WeightResidency = field(default=WeightResidency.RESIDENT, converter=WeightResidency)
+    weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)
+    model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
+    media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)
+    media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
+    ffn_chunk_rows: int = field(default=16_384, validator=whole_number(1, 1 << 30))

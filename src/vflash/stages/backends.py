@@ -1,0 +1,98 @@
+"""The chosen backends of one pipeline: checked before weights load, named in the receipt."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict, frozen
+
+from vflash.domain.model_facts import DenoiserFacts, ModelFacts
+from vflash.model.transformer import Denoiser, open_denoiser
+from vflash_ports.attention import Attention, AttentionLayout, AttentionReport, Segment, SegmentKind
+from vflash_ports.block_kernels import BlockKernels
+from vflash_ports.errors import UnsupportedError
+from vflash_ports.linear import LinearExecution
+from vflash_ports.residency import Residency, ResidencyMemory
+from vflash_ports.weights import WeightOpener
+
+
+@frozen(kw_only=True, eq=False)
+class Backends:
+    device: torch.device
+    dtype: torch.dtype
+    attention: Attention
+    linear: LinearExecution
+    kernels: BlockKernels
+    residency: Residency
+    weights: WeightOpener
+    weight_reading: str
+    ffn_chunk_rows: int
+
+    def check(self, facts: ModelFacts) -> None:
+        """Raises `UnsupportedError`, with the cure, if any choice cannot run here."""
+        check_device(self.device)
+        self.linear.check(self.device, self.dtype)
+        self.kernels.check(self.device, self.dtype)
+        self.residency.check(self.device)
+        self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
+
+    def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
+        return open_denoiser(
+            self.weights(component),
+            what=str(component),
+            facts=facts,
+            execution=self.linear,
+            kernels=self.kernels,
+            residency=self.residency,
+            device=self.device,
+            dtype=self.dtype,
+            ffn_chunk_rows=self.ffn_chunk_rows,
+        )
+
+    def receipt(self, attention: AttentionReport, memory: ResidencyMemory) -> dict[str, Any]:
+        return {
+            "backends": {
+                "device": str(self.device),
+                "device_name": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+                "torch": torch.__version__,
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "attention": attention.backend,
+                "linear": self.linear.name,
+                "block_kernels": self.kernels.name,
+                "weight_residency": self.residency.name,
+                "weight_reading": self.weight_reading,
+            },
+            "attention": asdict(attention),
+            "weights": asdict(memory),
+        }
+
+
+def check_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise UnsupportedError("device is cuda, but torch sees no CUDA device; choose device cpu, or mend the driver")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise UnsupportedError(f"device is {device}, but torch sees {torch.cuda.device_count()} CUDA devices")
+
+
+def _smallest_layout(facts: DenoiserFacts, device: torch.device, dtype: torch.dtype) -> AttentionLayout:
+    """A packed sequence of a few rows, for what an attention backend can refuse before weights load."""
+    runs = ((SegmentKind.TEXT, 1, None), (SegmentKind.TARGET_AUDIO, 2, None), (SegmentKind.TARGET_VIDEO, 8, (2, 2, 2)))
+    segments, start = [], 0
+    for kind, rows, grid in runs:
+        segments.append(Segment(kind=kind, start=start, rows=rows, grid=grid))
+        start += rows
+    return AttentionLayout(
+        segments=tuple(segments),
+        rows=start,
+        heads=facts.num_attention_heads,
+        head_dim=facts.attention_head_dim,
+        blocks=facts.num_layers,
+        evaluations=1,
+        device=device,
+        dtype=dtype,
+    )

@@ -1,0 +1,70 @@
+"""One request at a time, and an honest state: healthy, busy, closed, failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from attrs import define, field
+
+from vflash.stages.watch import RequestWatch
+from vflash_ports.errors import BusyError, ClosedError, ContractError
+
+
+@define(kw_only=True, eq=False)
+class Gate:
+    """Input errors and cancelling leave it healthy; a failed execution retires it."""
+
+    requests: int = 0
+    closed: bool = False
+    failure: str | None = None
+    _lock: Lock = field(factory=Lock)
+
+    @contextmanager
+    def admit(self) -> Iterator[int]:
+        """Yields the request's number, from 1."""
+        with self._alone("a request is running; one pipeline runs one request at a time"):
+            self._check_alive()
+            self.requests += 1
+            yield self.requests
+
+    @contextmanager
+    def maintain(self) -> Iterator[None]:
+        """For `prepare`: alone, but not a request."""
+        with self._alone("a request is running; prepare the pipeline before or after it"):
+            self._check_alive()
+            yield
+
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        with self._alone("a request is running; to cancel it raise from its progress callback, then close"):
+            self.closed = True
+            yield
+
+    @contextmanager
+    def executing(self, watch: RequestWatch) -> Iterator[None]:
+        """Whatever fails in here other than by the caller's own doing retires the pipeline."""
+        try:
+            yield
+        except ContractError:
+            raise
+        except BaseException as error:
+            if not watch.cancelled:
+                self.failure = f"{type(error).__name__}: {error}"
+            raise
+
+    @contextmanager
+    def _alone(self, why: str) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise BusyError(why)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_alive(self) -> None:
+        if self.closed:
+            raise ClosedError("this pipeline is closed; build a new one")
+        if self.failure is not None:
+            raise ClosedError(f"this pipeline was retired by a failed request ({self.failure}); build a new one")

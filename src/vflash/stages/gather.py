@@ -1,0 +1,139 @@
+"""Read what the user handed in, and put it onto the sizes the model reads; nothing heavy has been loaded yet."""
+
+from __future__ import annotations
+
+import torch
+from attrs import evolve, frozen
+
+from vflash.domain.canvas import Canvas, canvas_for_aspect, check_aspect, reference_picture_size
+from vflash.domain.model_facts import ModelFacts
+from vflash.domain.plan import Plan, plan_request
+from vflash.domain.references import SampledFrames, sample_frames
+from vflash.domain.request import Reference, ReferenceKind, VideoRequest, check_labels
+from vflash_ports.media import PictureFit, ReferenceClip, ReferenceReader
+
+
+@frozen(kw_only=True, eq=False)
+class KeyframeInput:
+    """`pixels` uint8 [H, W, 3] on the target canvas."""
+
+    pixels: torch.Tensor
+    last: bool
+
+
+@frozen(kw_only=True, eq=False)
+class PictureInput:
+    """A reference picture, uint8 [H, W, 3], at its own size."""
+
+    pixels: torch.Tensor
+
+
+@frozen(kw_only=True, eq=False)
+class VideoInput:
+    """A reference video, uint8 [F, H, W, 3] at 24 fps on the canvas of its own aspect; `waveform` [2, n] or None."""
+
+    frames: torch.Tensor
+    waveform: torch.Tensor | None
+    sampled: SampledFrames
+
+
+@frozen(kw_only=True, eq=False)
+class SoundInput:
+    """A standalone reference sound, float32 [2, n]."""
+
+    waveform: torch.Tensor
+
+
+Input = KeyframeInput | PictureInput | VideoInput | SoundInput
+
+
+@frozen(kw_only=True, eq=False)
+class Gathered:
+    """The plan, and every input in packed order."""
+
+    plan: Plan
+    inputs: tuple[Input, ...]
+
+
+def gather(request: VideoRequest, facts: ModelFacts, reader: ReferenceReader) -> Gathered:
+    """Raises `MediaError` for a file that cannot be used, `ContractError` for a plan that cannot be made."""
+    plan_request(_without_canvas(request), facts)
+    keyframes = [
+        (reader.picture(path), last)
+        for path, last in ((request.first_frame, False), (request.last_frame, True))
+        if path is not None
+    ]
+    size = (keyframes[0][0].shape[1], keyframes[0][0].shape[0]) if keyframes else None
+    plan = plan_request(request, facts, keyframe_size=size)
+    inputs: list[Input] = [
+        KeyframeInput(
+            # The first keyframe given is stretched, a second one covers the canvas and is cropped.
+            pixels=_fit(reader, pixels, plan.canvas, PictureFit.COVER if number else PictureFit.STRETCH),
+            last=last,
+        )
+        for number, (pixels, last) in enumerate(keyframes)
+    ]
+    inputs += [_reference(item, number, plan, facts, reader) for number, item in enumerate(request.references, 1)]
+    _check_sound_labels(request, inputs)
+    return Gathered(plan=plan, inputs=tuple(inputs))
+
+
+def _without_canvas(request: VideoRequest) -> VideoRequest:
+    """For what can be refused before a keyframe is opened: everything but a canvas that follows it."""
+    return request if request.width is not None else evolve(request, first_frame=None, last_frame=None, references=())
+
+
+def _reference(item: Reference, number: int, plan: Plan, facts: ModelFacts, reader: ReferenceReader) -> Input:
+    what = f"reference {number} ({item.path})"
+    if item.kind is ReferenceKind.PICTURE:
+        pixels = reader.picture(item.path)
+        height, width = pixels.shape[:2]
+        size = reference_picture_size(
+            width, height, multiple=facts.canvas_multiple, short_edge=facts.geometry.reference_image_short_edge
+        )
+        return PictureInput(pixels=_fit(reader, pixels, size, PictureFit.STRETCH))
+    if item.kind is ReferenceKind.AUDIO:
+        clip = reader.audio(item.path, max_seconds=plan.reference_seconds, sample_rate_hz=plan.sample_rate_hz)
+        assert clip.waveform is not None
+        return SoundInput(waveform=clip.waveform)
+    clip = reader.video(item.path, max_frames=plan.length.model_frames, sample_rate_hz=plan.sample_rate_hz)
+    return _video(clip, what, plan, facts, reader)
+
+
+def _video(clip: ReferenceClip, what: str, plan: Plan, facts: ModelFacts, reader: ReferenceReader) -> VideoInput:
+    assert clip.frames is not None
+    count, height, width = clip.frames.shape[:3]
+    sampled = sample_frames(count, what=what)
+    check_aspect(what, width, height)
+    size = canvas_for_aspect(
+        width,
+        height,
+        multiple=facts.canvas_multiple,
+        short_edge=facts.geometry.canvas_short_edge,
+        max_pixels=facts.geometry.canvas_max_pixels,
+    )
+    return VideoInput(frames=_fit(reader, clip.frames, size, PictureFit.STRETCH), waveform=clip.waveform, sampled=sampled)
+
+
+def _fit(reader: ReferenceReader, pixels: torch.Tensor, size: Canvas, mode: PictureFit) -> torch.Tensor:
+    """A picture [H, W, 3] or frames [F, H, W, 3]; untouched where the size is right already."""
+    if tuple(pixels.shape[-3:-1]) == (size.height, size.width):
+        return pixels
+    if pixels.ndim == 3:
+        return reader.fit_picture(pixels, size.width, size.height, mode)
+    return torch.stack([reader.fit_picture(frame, size.width, size.height, mode) for frame in pixels])
+
+
+def _check_sound_labels(request: VideoRequest, inputs: list[Input]) -> None:
+    """Whether a video has sound is known only now."""
+    kinds = [item.kind for item in request.references]
+    keyframes = len(inputs) - len(kinds)
+    sounds = sum(
+        isinstance(item, SoundInput) or (isinstance(item, VideoInput) and item.waveform is not None) for item in inputs
+    )
+    check_labels(
+        request.prompt,
+        pictures=keyframes + kinds.count(ReferenceKind.PICTURE),
+        videos=kinds.count(ReferenceKind.VIDEO),
+        audios=sounds,
+    )

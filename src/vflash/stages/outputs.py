@@ -1,0 +1,55 @@
+"""Where a request writes: the MP4, its receipt, and the latents that outlive a failed decode."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vflash_ports.errors import ContractError, DeliveryError
+from vflash_ports.media import LatentStore, MediaSink
+
+
+@frozen(kw_only=True)
+class Outputs:
+    """`latents` are kept for good if asked for, else until the MP4 is published."""
+
+    video: Path
+    receipt: Path
+    latents: Path
+    keep_latents: bool
+
+    def check(self, sink: MediaSink, store: LatentStore | None) -> None:
+        """Refuse whatever exists already, before any work; `store=None` where the latents are the input."""
+        sink.check(self.video)
+        if store is not None:
+            store.check(self.latents)
+        if os.path.lexists(self.receipt):
+            raise ContractError(f"{self.receipt} exists; it would be this clip's receipt: choose another output name")
+
+
+def plan_outputs(output: Path, save_latents: Path | None) -> Outputs:
+    return Outputs(
+        video=output,
+        receipt=output.with_suffix(".receipt.json"),
+        latents=save_latents or output.with_suffix(".latents.safetensors"),
+        keep_latents=save_latents is not None,
+    )
+
+
+def write_receipt(receipt: Mapping[str, Any], path: Path) -> None:
+    """Published whole or not at all, never over an existing file."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".receipt-", encoding="utf-8") as file:
+            json.dump(receipt, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+            os.link(file.name, path)
+    except OSError as error:
+        raise DeliveryError(f"the video is complete, but its receipt {path} cannot be written: {error}") from error
