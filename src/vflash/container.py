@@ -5,30 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
+from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
+from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 
-from vflash.domain.model_facts import ModelFacts, read_model_facts
+from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
 from vflash.engine import Engine
 from vflash.model.transformer import Denoiser
 from vflash.settings import Lifetime, Settings
 from vflash.stages.backends import Backends
+from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.kept import Kept
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
-from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
+from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
-from vflash_adapters.media.reference_reader import MediaReferenceReader
+from vflash_adapters.media.reference_reader import FileReferenceReader
 from vflash_adapters.residency.resident import Resident
-from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
+from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
@@ -38,3 +42,106 @@ from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
 from vflash_ports.residency import Residency
 from vflash_ports.text_encoder import TextEncoder, TextEncoderLoader, TextEncoderProvider
 from vflash_ports.weights import WeightOpener
+
+
+def _kept_denoisers(
+    settings: Settings, backends: Backends, facts: Callable[[str], ModelFacts]
+) -> dict[str, Kept[Denoiser]]:
+    def opener(folder: str) -> Callable[[], AbstractContextManager[Denoiser]]:
+        return lambda: backends.open_denoiser(settings.model_dir / folder, facts(folder).denoiser)
+
+    keep = settings.model_lifetime is Lifetime.KEEP
+    return {folder: Kept(opener(folder), keep=keep) for folder in ("transformer", "transformer_ref")}
+
+
+def _kept_encoder(settings: Settings, provider: TextEncoderProvider, device: torch.device) -> Kept[TextEncoder]:
+    return Kept(
+        lambda: provider.open(settings.model_dir, device=device, dtype=torch_dtype(settings)),
+        keep=settings.model_lifetime is Lifetime.KEEP,
+    )
+
+
+def _kept_codec(settings: Settings, provider: LatentCodecProvider, device: torch.device) -> Kept[LatentCodec]:
+    return Kept(
+        lambda: provider.open(settings.model_dir, device=device, dtype=torch_dtype(settings)),
+        keep=settings.model_lifetime is Lifetime.KEEP,
+    )
+
+
+def _facts_reader(model_dir: Path) -> Callable[[str], ModelFacts]:
+    return lambda folder: read_model_facts(model_dir, denoiser=folder)
+
+
+def torch_dtype(settings: Settings) -> torch.dtype:
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[settings.dtype]
+
+
+ATTENTION: dict[str, Provider[Attention]] = {
+    "auto": providers.Singleton(DeviceDefaultAttention),
+    "naive": providers.Singleton(NaiveAttention),
+    **{backend.name: providers.Object(backend) for backend in SDPA_BACKENDS},
+}
+
+
+class Container(containers.DeclarativeContainer):
+    """`Container(settings=Settings(...)).pipeline()`. Override a provider on a fresh container, before it is used."""
+
+    settings = providers.Dependency(instance_of=Settings)
+    device: Provider[torch.device] = providers.Singleton(torch.device, settings.provided.device)
+    dtype: Provider[torch.dtype] = providers.Callable(torch_dtype, settings)
+
+    weights: Provider[WeightOpener] = providers.Selector(
+        settings.provided.weight_reading, mmap=providers.Object(MmapWeights)
+    )
+    linear: Provider[LinearExecution] = providers.Selector(
+        settings.provided.linear, bf16=providers.Singleton(Bf16Linear)
+    )
+    block_kernels: Provider[BlockKernels] = providers.Selector(
+        settings.provided.block_kernels, torch=providers.Singleton(TorchBlockKernels)
+    )
+    attention: Provider[Attention] = providers.Selector(settings.provided.attention_backend, **ATTENTION)
+    residency: Provider[Residency] = providers.Selector(
+        settings.provided.weight_residency, resident=providers.Singleton(Resident)
+    )
+    reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
+    latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
+    latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes)
+    text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
+    text_encoder: Provider[TextEncoderProvider] = providers.Singleton(
+        Qwen3VLProvider, hidden_state_index=TEXT_HIDDEN_STATE, loader=text_encoder_loader
+    )
+    encoding: Provider[Encoding] = providers.Singleton(Encoding, threads=settings.provided.media_video_threads)
+    sink: Provider[MediaSink] = providers.Selector(
+        settings.provided.media_video_input,
+        file=providers.Singleton(FfmpegFileSink, encoding=encoding),
+        pipe=providers.Singleton(FfmpegPipeSink, encoding=encoding),
+    )
+
+    backends: Provider[Backends] = providers.Singleton(
+        Backends,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        linear=linear,
+        kernels=block_kernels,
+        residency=residency,
+        weights=weights,
+        weight_reading=settings.provided.weight_reading,
+        ffn_chunk_rows=settings.provided.ffn_chunk_rows,
+    )
+    model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
+    machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
+    checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
+    demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
+    pipeline: Provider[Engine] = providers.Factory(
+        Engine,
+        model_dir=settings.provided.model_dir,
+        model_facts=model_facts,
+        backends=backends,
+        encoder=providers.Factory(_kept_encoder, settings, text_encoder, device),
+        codec=providers.Factory(_kept_codec, settings, latent_codec, device),
+        denoisers=providers.Factory(_kept_denoisers, settings, backends, model_facts),
+        reader=reference_reader,
+        sink=sink,
+        latent_store=latent_store,
+    )

@@ -14,6 +14,8 @@ from attrs import field, frozen
 from vflash_ports.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 4 << 20
+TEXT_HIDDEN_STATE = 50
+"""The unnormalised hidden state of Qwen3-VL that conditions the model; no config carries it."""
 
 
 @frozen(kw_only=True)

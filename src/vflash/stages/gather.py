@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from attrs import evolve, frozen
 
-from vflash.domain.canvas import Canvas, canvas_for_aspect, check_aspect, reference_picture_size
+from vflash.domain.canvas import canvas_for_aspect, reference_picture_size
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import Plan, plan_request
 from vflash.domain.references import SampledFrames, sample_frames
 from vflash.domain.request import Reference, ReferenceKind, VideoRequest, check_labels
-from vflash_ports.media import PictureFit, ReferenceClip, ReferenceReader
+from vflash_ports.media import PictureFit, ReferenceReader
+
+if TYPE_CHECKING:
+    import torch
 
 
 @frozen(kw_only=True, eq=False)
@@ -68,7 +72,9 @@ def gather(request: VideoRequest, facts: ModelFacts, reader: ReferenceReader) ->
     inputs: list[Input] = [
         KeyframeInput(
             # The first keyframe given is stretched, a second one covers the canvas and is cropped.
-            pixels=_fit(reader, pixels, plan.canvas, PictureFit.COVER if number else PictureFit.STRETCH),
+            pixels=reader.fit_picture(
+                pixels, plan.canvas.width, plan.canvas.height, PictureFit.COVER if number else PictureFit.STRETCH
+            ),
             last=last,
         )
         for number, (pixels, last) in enumerate(keyframes)
@@ -91,37 +97,33 @@ def _reference(item: Reference, number: int, plan: Plan, facts: ModelFacts, read
         size = reference_picture_size(
             width, height, multiple=facts.canvas_multiple, short_edge=facts.geometry.reference_image_short_edge
         )
-        return PictureInput(pixels=_fit(reader, pixels, size, PictureFit.STRETCH))
+        return PictureInput(pixels=reader.fit_picture(pixels, size.width, size.height, PictureFit.STRETCH))
     if item.kind is ReferenceKind.AUDIO:
         clip = reader.audio(item.path, max_seconds=plan.reference_seconds, sample_rate_hz=plan.sample_rate_hz)
         assert clip.waveform is not None
         return SoundInput(waveform=clip.waveform)
-    clip = reader.video(item.path, max_frames=plan.length.model_frames, sample_rate_hz=plan.sample_rate_hz)
-    return _video(clip, what, plan, facts, reader)
-
-
-def _video(clip: ReferenceClip, what: str, plan: Plan, facts: ModelFacts, reader: ReferenceReader) -> VideoInput:
+    clip = reader.video(
+        item.path,
+        max_frames=plan.length.model_frames,
+        sample_rate_hz=plan.sample_rate_hz,
+        size=lambda width, height: _video_size(facts, width, height),
+    )
     assert clip.frames is not None
-    count, height, width = clip.frames.shape[:3]
-    sampled = sample_frames(count, what=what)
-    check_aspect(what, width, height)
-    size = canvas_for_aspect(
+    return VideoInput(
+        frames=clip.frames, waveform=clip.waveform, sampled=sample_frames(clip.frames.shape[0], what=what)
+    )
+
+
+def _video_size(facts: ModelFacts, width: int, height: int) -> tuple[int, int]:
+    """A reference video goes onto the canvas of its own aspect, by the rule that the target follows."""
+    canvas = canvas_for_aspect(
         width,
         height,
         multiple=facts.canvas_multiple,
         short_edge=facts.geometry.canvas_short_edge,
         max_pixels=facts.geometry.canvas_max_pixels,
     )
-    return VideoInput(frames=_fit(reader, clip.frames, size, PictureFit.STRETCH), waveform=clip.waveform, sampled=sampled)
-
-
-def _fit(reader: ReferenceReader, pixels: torch.Tensor, size: Canvas, mode: PictureFit) -> torch.Tensor:
-    """A picture [H, W, 3] or frames [F, H, W, 3]; untouched where the size is right already."""
-    if tuple(pixels.shape[-3:-1]) == (size.height, size.width):
-        return pixels
-    if pixels.ndim == 3:
-        return reader.fit_picture(pixels, size.width, size.height, mode)
-    return torch.stack([reader.fit_picture(frame, size.width, size.height, mode) for frame in pixels])
+    return canvas.width, canvas.height
 
 
 def _check_sound_labels(request: VideoRequest, inputs: list[Input]) -> None:

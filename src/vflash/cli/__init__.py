@@ -1,0 +1,34 @@
+"""The `vflash` program. Commands import what is heavy only when they run, so that help and mistakes answer at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from vflash.cli import decode, demo, doctor, generate
+from vflash.cli.reporting import report_error
+from vflash_ports.errors import ContractError, VflashError
+
+app = typer.Typer(
+    name="vflash",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run MiniMax-H3: a prompt and pictures in, an MP4 with sound out.",
+)
+app.command("generate")(generate.generate)
+app.command("decode")(decode.decode)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Exit 0 done, 1 failed while running, 2 refused, 130 interrupted."""
+    try:
+        app()
+    except VflashError as error:
+        report_error(error)
+        sys.exit(2 if isinstance(error, ContractError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,54 @@
+"""Options that several commands share. Every default is None here: `Settings` and `VideoRequest` own the defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vflash.domain.fields import refuse_unknown
+from vflash_ports.errors import ContractError
+
+BACKENDS = "Backends"
+
+Model = Annotated[
+    Path | None, typer.Option("--model", help="Checkpoint folder of MiniMax-H3 (holds model_index.json).")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The MP4 to write; it must not exist.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML with [settings] and [request]; options given here win.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stderr, the receipt on stdout.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N  [default: cuda]")]
+Dtype = Annotated[str | None, typer.Option(help="bfloat16 or float32  [default: bfloat16]")]
+AttentionBackend = Annotated[
+    str | None, typer.Option(help="auto, naive, sdpa, sdpa-flash or sdpa-cudnn", rich_help_panel=BACKENDS)
+]
+Linear = Annotated[str | None, typer.Option(help="How linear layers run: bf16", rich_help_panel=BACKENDS)]
+BlockKernels = Annotated[str | None, typer.Option(help="torch", rich_help_panel=BACKENDS)]
+WeightResidency = Annotated[str | None, typer.Option(help="resident", rich_help_panel=BACKENDS)]
+WeightReading = Annotated[str | None, typer.Option(help="mmap", rich_help_panel=BACKENDS)]
+MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
+MediaVideoThreads = Annotated[
+    int | None, typer.Option(help="H.264 threads, 1 to 256; FFmpeg chooses without it", rich_help_panel=BACKENDS)
+]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Only what the user said."""
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def read_config(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The [settings] and [request] tables; names are checked when the values are used."""
+    if path is None:
+        return {}, {}
+    try:
+        tables: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ContractError(f"--config {path} cannot be read: {error}") from error
+    refuse_unknown(str(path), tables, ("settings", "request"))
+    return dict(tables.get("settings", {})), dict(tables.get("request", {}))

@@ -1,0 +1,63 @@
+"""What a person or a program sees while a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from vflash.domain.progress import PipelineProgress, ProgressCallback
+
+
+@contextmanager
+def progress_reporter(*, as_json: bool) -> Iterator[ProgressCallback]:
+    """Bars with the time left on stderr, or one JSON object a line."""
+    if as_json:
+        yield _print_json_line
+        return
+    columns = (
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(event: PipelineProgress) -> None:
+            if event.stage not in tasks:
+                tasks[event.stage] = bars.add_task(event.stage, total=event.total)
+            bars.update(tasks[event.stage], completed=event.completed)
+
+        yield report
+
+
+def _print_json_line(event: PipelineProgress) -> None:
+    line = {"stage": event.stage, "completed": event.completed, "total": event.total}
+    print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+def print_result(receipt: Mapping[str, Any], path: object, elapsed_seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(receipt, ensure_ascii=False))
+        return
+    print(f"{path} ({elapsed_seconds:.1f} s)")
+
+
+def report_error(error: Exception) -> None:
+    """One plain text on stderr; never a traceback for what was raised on purpose."""
+    print(f"vflash: {error}", file=sys.stderr)

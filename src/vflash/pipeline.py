@@ -1,0 +1,80 @@
+"""`H3Pipeline`: options in, container inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dependency_injector import providers
+
+from vflash.container import Container
+from vflash.domain.fields import from_mapping
+from vflash.domain.progress import PipelineProgress, ProgressCallback
+from vflash.domain.request import Reference, VideoRequest
+from vflash.engine import VideoResult
+from vflash.settings import Settings
+from vflash_ports.text_encoder import TextEncoderLoader
+
+__all__ = ["H3Pipeline", "PipelineProgress", "Reference", "VideoRequest", "VideoResult"]
+
+
+class H3Pipeline:
+    """A pipeline kept alive: models load at `prepare()` or at the first request, requests run one at a time.
+
+    `model_dir` is a checkpoint folder in the diffusers layout; the keyword options are the fields of `Settings`.
+    `text_encoder_loader` is a trusted callable: model folder -> Qwen3VLForConditionalGeneration on the CPU. Raises
+    `ContractError` for a misspelt or unsupported option, before anything loads.
+    """
+
+    def __init__(
+        self, model_dir: Path | str, *, text_encoder_loader: TextEncoderLoader | None = None, **options: Any
+    ) -> None:
+        settings = from_mapping(Settings, "H3Pipeline options", {"model_dir": model_dir, **options})
+        container = Container(settings=settings)
+        if text_encoder_loader is not None:
+            container.text_encoder_loader.override(providers.Object(text_encoder_loader))
+        self.settings = settings
+        self._engine = container.pipeline()
+
+    @property
+    def initialization_seconds(self) -> float:
+        """All model loading so far."""
+        return self._engine.initialization_seconds
+
+    @property
+    def request_count(self) -> int:
+        return self._engine.request_count
+
+    def prepare(self) -> None:
+        """Check every choice and load what stays loaded, so that the first request does not pay for it."""
+        self._engine.prepare()
+
+    def generate(
+        self, request: VideoRequest, output_path: Path | str, *, progress: ProgressCallback | None = None
+    ) -> VideoResult:
+        """One request -> one MP4 at `output_path`, which must not exist, and its receipt beside it.
+
+        `progress` is called after each unit of work; raising from it cancels within one evaluation and leaves the
+        pipeline healthy. Raises `ContractError` for bad input, `ExecutionError` for a failed execution, which also
+        retires the pipeline.
+        """
+        return self._engine.generate(request, Path(output_path), progress=progress)
+
+    def decode(
+        self, latents_path: Path | str, output_path: Path | str, *, progress: ProgressCallback | None = None
+    ) -> VideoResult:
+        """Decode and deliver kept latents without denoising again."""
+        return self._engine.decode(Path(latents_path), Path(output_path), progress=progress)
+
+    def close(self) -> None:
+        """Release every model; idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> H3Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
