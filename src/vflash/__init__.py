@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,5 @@ _LAZY = ("H3Pipeline", "VideoRequest")
 def __getattr__(name: str) -> Any:
     """`vflash.H3Pipeline` without paying for it at `import vflash`."""
     if name in _LAZY:
-        from vflash import pipeline
-
-        return getattr(pipeline, name)
+        return getattr(importlib.import_module("vflash.pipeline"), name)
     raise AttributeError(f"module 'vflash' has no attribute {name!r}")
