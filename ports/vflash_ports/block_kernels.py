@@ -64,6 +64,16 @@ class BlockKernels(Protocol):
         """x, update [S, C]; gate [R, C] -> x + gate[rows] * update, written into x's storage and returned."""
         ...
 
-    def swiglu(self, packed: torch.Tensor, *, emit: ActivationFormat) -> torch.Tensor | Fp8Rows:
-        """packed [S, 2*F] as value then gate halves -> value * silu(gate), [S, F]."""
+    def swiglu(
+        self,
+        packed: torch.Tensor,
+        *,
+        emit: ActivationFormat,
+        residual: torch.Tensor | None = None,
+        residual_scale: float = 1.0,
+    ) -> torch.Tensor | Fp8Rows:
+        """packed [S, 2*F] as value then gate halves -> value * silu(gate), [S, F].
+
+        An adapter's `residual` [S, 2*F] is merged first: packed + residual * residual_scale, rounded after each.
+        """
         ...

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -10,10 +14,17 @@ from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import ActivationFormat, Fp8Rows
 
 KERNELS: dict[str, BlockKernels] = {"torch": TorchBlockKernels()}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read by Triton at its import, so a process has one mode
+if INTERPRETED:
+    from vflash_adapters.block_kernels.triton_kernels import TritonBlockKernels
+
+    KERNELS["triton"] = TritonBlockKernels()
+# The interpreter truncates on the way to bfloat16, where the hardware rounds; to float16 both round to nearest even.
+LOW = torch.float16 if INTERPRETED else torch.bfloat16
 DENSE, FP8 = ActivationFormat.DENSE, ActivationFormat.FP8_ROWS
 EPS = 1e-5
-# float32: rounding of a few operations; bfloat16: the same operations rounded to 8 bits each
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
+# the same few operations, rounded to 24, 11 or 8 bits each
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @pytest.fixture(params=sorted(KERNELS))
@@ -21,9 +32,20 @@ def kernels(request: pytest.FixtureRequest) -> BlockKernels:
     return KERNELS[request.param]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(params=[torch.float32, LOW], ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's run")
+def test_the_triton_kernels_pass_this_suite_in_the_interpreter() -> None:
+    """A second process runs the whole file with Triton interpreted; the E4M3 cast itself is tested on a GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "triton"]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -66,9 +88,9 @@ def test_norm_modulate_is_its_formula(kernels: BlockKernels, dtype: torch.dtype)
 
 
 def test_norm_modulate_rounds_where_the_reference_does(kernels: BlockKernels) -> None:
-    """BF16 after the norm, after 1 + scale, after the product, after the sum: all but reordered sums are equal."""
-    case = ModulationCase(torch.bfloat16)
-    normed = rms_norm(case.x.float(), case.weight.float()).bfloat16()
+    """Rounding after the norm, after 1 + scale, after the product, after the sum: all but reordered sums are equal."""
+    case = ModulationCase(LOW)
+    normed = rms_norm(case.x.float(), case.weight.float()).to(LOW)
     expected = normed * (1.0 + case.scale)[case.rows] + case.shift[case.rows]
     result = case.run(kernels)
     assert isinstance(result, torch.Tensor)
@@ -98,11 +120,11 @@ def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 def test_qk_norm_rope_rounds_where_the_reference_does(kernels: BlockKernels) -> None:
-    """Cosine and sine are rounded to BF16 first; then the norm, each product and the sum."""
-    qkv, weight = draw(29, 3 * 2 * 16, seed=7, dtype=torch.bfloat16), draw(16, seed=8, dtype=torch.bfloat16)
+    """Cosine and sine are rounded first; then the norm, each product and the sum."""
+    qkv, weight = draw(29, 3 * 2 * 16, seed=7, dtype=LOW), draw(16, seed=8, dtype=LOW)
     angle = draw(29, 6, seed=9).repeat(1, 2)
-    normed = rms_norm(qkv.float().unflatten(1, (3, 2, 16))[:, 0], weight.float()).bfloat16()
-    cos, sin = (t[:, None].bfloat16() for t in (angle.cos(), angle.sin()))
+    normed = rms_norm(qkv.float().unflatten(1, (3, 2, 16))[:, 0], weight.float()).to(LOW)
+    cos, sin = (t[:, None].to(LOW) for t in (angle.cos(), angle.sin()))
     first, second = normed[..., :6], normed[..., 6:12]
     expected = torch.cat(
         (
@@ -136,16 +158,39 @@ def test_swiglu_is_its_formula(kernels: BlockKernels, dtype: torch.dtype) -> Non
     assert_close(result, value * gate * gate.sigmoid(), dtype)
 
 
+def test_swiglu_merges_an_adapter_first(kernels: BlockKernels, dtype: torch.dtype) -> None:
+    """packed + residual * scale, then value * silu(gate); against float64."""
+    packed, residual = draw(41, 96, seed=21, dtype=dtype), draw(41, 96, seed=22, dtype=dtype)
+    value, gate = (packed.double() + residual.double() * 0.0625).chunk(2, dim=1)
+    before = packed.clone(), residual.clone()
+    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=0.0625)
+    assert isinstance(result, torch.Tensor)
+    assert_close(result, value * gate * gate.sigmoid(), dtype)
+    assert torch.equal(packed, before[0])
+    assert torch.equal(residual, before[1])
+
+
+def test_the_merge_rounds_after_scale_and_after_sum(kernels: BlockKernels) -> None:
+    """Scale, merge, SiLU and product each round, at a scale that is no power of two."""
+    packed, residual = (draw(41, 96, seed=seed, dtype=LOW) for seed in (23, 24))
+    value, gate = (packed + (residual.float() * 0.3).to(LOW)).chunk(2, dim=1)
+    expected = value * (gate.float() * gate.float().sigmoid()).to(LOW)
+    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=0.3)
+    assert isinstance(result, torch.Tensor)
+    assert (result != expected).float().mean() < 0.01
+
+
 def test_swiglu_rounds_silu_before_the_product(kernels: BlockKernels) -> None:
-    """BF16 after SiLU and after the product."""
-    packed = draw(41, 96, seed=14, dtype=torch.bfloat16)
+    """Rounding after SiLU and after the product."""
+    packed = draw(41, 96, seed=14, dtype=LOW)
     value, gate = packed.chunk(2, dim=1)
-    expected = value * (gate.float() * gate.float().sigmoid()).bfloat16()
+    expected = value * (gate.float() * gate.float().sigmoid()).to(LOW)
     result = kernels.swiglu(packed, emit=DENSE)
     assert isinstance(result, torch.Tensor)
     assert (result != expected).float().mean() < 0.01
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter's E4M3 cast does not round as the hardware does")
 def test_fp8_output_is_the_dense_output_quantised(kernels: BlockKernels, dtype: torch.dtype) -> None:
     """Each element is within half an E4M3 step of the dense result; the scale is the row's amax / 448."""
     case, packed = ModulationCase(dtype), draw(41, 96, seed=15, dtype=dtype)

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from vflash_adapters.linear.bf16 import Bf16Linear
+from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear
 from vflash_ports.linear import LinearExecution, PackedLinear
 
-EXECUTIONS: dict[str, LinearExecution] = {"bf16": Bf16Linear()}
-# relative error against float64 on random data: the GEMM's own rounding
-TOLERANCE = {"bf16": 4e-3}
+EXECUTIONS: dict[str, LinearExecution] = {
+    "bf16": Bf16Linear(),
+    "fp8-weight-only": Fp8WeightOnlyLinear(),
+    "w8a8": W8A8Linear(activation_quantizer="torch"),
+}
+# relative error against float64 on random data: the GEMM's rounding, E4M3 weights, E4M3 weights and values
+TOLERANCE = {"bf16": 4e-3, "fp8-weight-only": 0.032, "w8a8": 0.045}
 
 
 @pytest.fixture(params=sorted(EXECUTIONS))

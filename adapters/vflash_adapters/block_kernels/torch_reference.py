@@ -69,12 +69,20 @@ class TorchBlockKernels:
             x[chunk] += gate.index_select(0, rows[chunk]) * update[chunk]
         return x
 
-    def swiglu(self, packed: torch.Tensor, *, emit: ActivationFormat) -> torch.Tensor | Fp8Rows:
+    def swiglu(
+        self,
+        packed: torch.Tensor,
+        *,
+        emit: ActivationFormat,
+        residual: torch.Tensor | None = None,
+        residual_scale: float = 1.0,
+    ) -> torch.Tensor | Fp8Rows:
         """See `BlockKernels.swiglu`."""
-        value, gate = packed.chunk(2, dim=1)
-        out = _Output(value.shape[0], value.shape[1], like=packed, emit=emit)
-        for chunk in _row_chunks(*value.shape):
-            out.put(chunk, F.silu(gate[chunk]).mul_(value[chunk]))
+        out = _Output(packed.shape[0], packed.shape[1] // 2, like=packed, emit=emit)
+        for chunk in _row_chunks(*packed.shape):
+            merged = packed[chunk] if residual is None else packed[chunk] + residual[chunk] * residual_scale
+            value, gate = merged.chunk(2, dim=1)
+            out.put(chunk, F.silu(gate).mul_(value))
         return out.result()
 
 

@@ -8,6 +8,7 @@ from vflash_ports.linear import Fp8Rows
 
 E4M3_MAX = 448.0
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # both it and its reciprocal are normal float32 numbers
+_CHUNK_ELEMENTS = 1 << 24  # float32 temporaries cover this many elements at a time
 
 
 def quantise_rows(values: torch.Tensor) -> Fp8Rows:
@@ -17,15 +18,25 @@ def quantise_rows(values: torch.Tensor) -> Fp8Rows:
     An all-zero row has codes 0 and scale 1. A row that holds NaN or infinity gets a non-finite scale, so whatever is
     computed from it is non-finite too: bad values are never hidden. No rows give empty results.
     """
-    wide = values.to(torch.float32)
-    if wide.shape[0] == 0 or wide.shape[1] == 0:
-        return Fp8Rows(codes=wide.to(torch.float8_e4m3fn), scales=wide.new_ones(wide.shape[0], 1))
-    amax = wide.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(amax == 0, 1.0, (amax / E4M3_MAX).clamp_min(SMALLEST_SCALE))
-    codes = (wide * scales.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    rows, width = values.shape
+    codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=values.device)
+    scales = torch.ones(rows, 1, dtype=torch.float32, device=values.device)
+    step = max(1, _CHUNK_ELEMENTS // max(1, width))
+    for start in range(0, rows if width else 0, step):
+        chunk = slice(start, start + step)
+        codes[chunk], scales[chunk] = _quantise(values[chunk].to(torch.float32))
     return Fp8Rows(codes=codes, scales=scales)
 
 
-def restore_rows(rows: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
-    """codes * scales in float32, rounded once to `dtype`."""
-    return rows.codes.to(torch.float32).mul_(rows.scales).to(dtype)
+def _quantise(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    amax = wide.abs().amax(dim=1, keepdim=True)
+    scales = torch.where(amax == 0, 1.0, (amax / E4M3_MAX).clamp_min(SMALLEST_SCALE))
+    return (wide * scales.reciprocal()).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
+
+
+def restore_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """codes [rows, k] * scales [rows, 1] in float32, rounded once to `dtype`.
+
+    E4M3 fits into every wider float exactly, and an in-place product with float32 scales computes in float32.
+    """
+    return codes.to(dtype).mul_(scales)

@@ -1,0 +1,86 @@
+"""SwiGLU, with or without an adapter's residual merged into its input first, dense or quantised by row."""
+
+# mypy: disallow-untyped-decorators=False
+# ruff: noqa: PLR0917
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from vflash_adapters.linear.triton_rows import store_fp8_row
+
+
+def launch_swiglu(
+    packed: torch.Tensor,
+    residual: torch.Tensor | None,
+    residual_scale: float,
+    out: torch.Tensor,
+    out_scales: torch.Tensor | None,
+    *,
+    block: int,
+    num_warps: int,
+) -> None:
+    """packed, residual [S, 2F] -> contiguous `out` [S, F]: codes if `out_scales`, and then `block` must cover F."""
+    tokens, width = out.shape
+    assert out_scales is None or block >= width
+    if tokens == 0:
+        return
+    _swiglu[(tokens, triton.cdiv(width, block))](
+        packed,
+        packed if residual is None else residual,
+        residual_scale,
+        out,
+        out if out_scales is None else out_scales,
+        packed.stride(0),
+        0 if residual is None else residual.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        MERGE=residual is not None,
+        FP8=out_scales is not None,
+        num_warps=num_warps,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit
+def _swiglu(
+    packed_ptr: Any,
+    residual_ptr: Any,
+    residual_scale: Any,
+    out_ptr: Any,
+    out_scales_ptr: Any,
+    packed_stride: Any,
+    residual_stride: Any,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MERGE: tl.constexpr,
+    FP8: tl.constexpr,
+) -> None:
+    dtype = packed_ptr.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    value_at = packed_ptr + token * packed_stride + columns
+    value = tl.load(value_at, mask=inside, other=0.0, eviction_policy="evict_first")
+    gate = tl.load(value_at + WIDTH, mask=inside, other=0.0, eviction_policy="evict_first")
+    if MERGE:
+        residual_at = residual_ptr + token * residual_stride + columns
+        value = _merged(value, tl.load(residual_at, mask=inside, other=0.0), residual_scale, dtype)
+        gate = _merged(gate, tl.load(residual_at + WIDTH, mask=inside, other=0.0), residual_scale, dtype)
+    wide = gate.to(tl.float32)
+    activated = (wide * tl.sigmoid(wide)).to(dtype)
+    result = (value.to(tl.float32) * activated.to(tl.float32)).to(dtype)
+    if FP8:
+        store_fp8_row(result, out_ptr, out_scales_ptr, token, columns, inside, WIDTH)
+    else:
+        tl.store(out_ptr + token * WIDTH + columns, result, mask=inside)
+
+
+@triton.jit
+def _merged(base: Any, residual: Any, residual_scale: Any, dtype: tl.constexpr) -> Any:
+    """base + residual * scale, rounded after the scale and after the sum."""
+    scaled = (residual.to(tl.float32) * residual_scale).to(dtype)
+    return (base.to(tl.float32) + scaled.to(tl.float32)).to(dtype)

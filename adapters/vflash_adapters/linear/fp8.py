@@ -1,0 +1,94 @@
+"""The two FP8 linear executions of the denoiser, over `RowFP8Execution`."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+
+from vflash_adapters.linear.row_fp8 import RowFP8Execution, check_scaled_gemm, check_weight
+from vflash_adapters.linear.row_quantiser import quantise_rows
+from vflash_ports.errors import UnsupportedError
+from vflash_ports.linear import ActivationFormat, BoundLinear, Fp8Rows, PackedLinear
+
+
+class Fp8WeightOnlyLinear:
+    """`fp8-weight-only`: half the weight bytes; the weight is restored to the values' dtype at every call."""
+
+    name = "fp8-weight-only"
+
+    def __init__(self) -> None:
+        self.execution = RowFP8Execution("weight-only")
+
+    def pack(self, weight: torch.Tensor) -> PackedLinear:
+        """[out, in] floating point -> E4M3 codes and row scales. A weight stored in FP8 is bound without packing."""
+        return pack_rows(weight)
+
+    def bind(self, packed: PackedLinear) -> BoundLinear:
+        return _BoundWeightOnly(execution=self.execution, codes=packed.weight, scales=_scales(self.name, packed))
+
+
+class W8A8Linear:
+    """`w8a8`: activations are quantised by row as well and multiplied in FP8; the model runs in BF16.
+
+    `activation_quantizer` is used for rows that arrive dense; a kernel that emits FP8 rows makes it idle.
+    """
+
+    name = "w8a8"
+
+    def __init__(self, *, activation_quantizer: str, fast_accum: bool = False) -> None:
+        self.execution = RowFP8Execution("w8a8", activation_quantizer=activation_quantizer, fast_accum=fast_accum)
+
+    def pack(self, weight: torch.Tensor) -> PackedLinear:
+        """[out, in] BF16 -> E4M3 codes and row scales. `UnsupportedError` for what torch cannot multiply there."""
+        if weight.dtype != torch.bfloat16:
+            raise UnsupportedError(f"linear 'w8a8' runs a bfloat16 model, not {weight.dtype}: load it in bfloat16")
+        packed = pack_rows(weight)
+        check_scaled_gemm(packed.weight)
+        return packed
+
+    def bind(self, packed: PackedLinear) -> BoundLinear:
+        scales = _scales(self.name, packed)
+        check_scaled_gemm(packed.weight)
+        return _BoundW8A8(execution=self.execution, codes=packed.weight, scales=scales)
+
+
+def pack_rows(weight: torch.Tensor) -> PackedLinear:
+    """Quantise a [out, in] weight by row; a weight with NaN or infinity is refused."""
+    if not weight.is_floating_point() or weight.dtype == torch.float8_e4m3fn:
+        raise UnsupportedError(f"FP8 packing starts from a floating-point weight, not {weight.dtype}")
+    rows = quantise_rows(weight)
+    if not bool(rows.scales.isfinite().all()):
+        raise UnsupportedError("a weight holds NaN or infinity and cannot be quantised: check the checkpoint")
+    return PackedLinear(weight=rows.codes, scales=rows.scales)
+
+
+@frozen(kw_only=True, eq=False)
+class _BoundWeightOnly:
+    execution: RowFP8Execution
+    codes: torch.Tensor
+    scales: torch.Tensor
+    consumes = ActivationFormat.DENSE
+
+    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        assert not isinstance(values, Fp8Rows), "weight-only FP8 was fed FP8 rows: emit what it consumes"
+        return self.execution.linear(values, self.codes, self.scales)
+
+
+@frozen(kw_only=True, eq=False)
+class _BoundW8A8:
+    execution: RowFP8Execution
+    codes: torch.Tensor
+    scales: torch.Tensor
+    consumes = ActivationFormat.FP8_ROWS
+
+    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        if isinstance(values, Fp8Rows):
+            return self.execution.linear_rows(values, self.codes, self.scales)
+        return self.execution.linear(values, self.codes, self.scales)
+
+
+def _scales(name: str, packed: PackedLinear) -> torch.Tensor:
+    if packed.scales is None:
+        raise UnsupportedError(f"linear {name!r} needs FP8 weights with row scales: pack the weight first")
+    check_weight(packed.weight, packed.scales)
+    return packed.scales
