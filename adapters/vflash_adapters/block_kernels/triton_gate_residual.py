@@ -1,7 +1,6 @@
 """x + gate[rows] * update, in x's own storage: two reads and one write an element."""
 
 # mypy: disallow-untyped-decorators=False
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 from typing import Any

@@ -1,7 +1,6 @@
 """RMSNorm, modulation and, on demand, row quantisation in one pass: each row is read once and written once."""
 
 # mypy: disallow-untyped-decorators=False
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 from typing import Any

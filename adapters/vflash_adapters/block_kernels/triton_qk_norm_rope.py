@@ -1,7 +1,6 @@
 """Per-head RMSNorm of q and k, then rotate-half of the leading channels, written over q and k inside `qkv`."""
 
 # mypy: disallow-untyped-decorators=False
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 from typing import Any

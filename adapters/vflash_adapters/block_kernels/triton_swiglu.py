@@ -1,7 +1,6 @@
 """SwiGLU, with or without an adapter's residual merged into its input first, dense or quantised by row."""
 
 # mypy: disallow-untyped-decorators=False
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 from typing import Any

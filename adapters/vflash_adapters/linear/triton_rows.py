@@ -1,7 +1,6 @@
 """Row quantisation on the GPU in one pass, bit-equal to `row_quantiser.quantise_rows`; imports Triton."""
 
 # mypy: disallow-untyped-decorators=False
-# ruff: noqa: PLR0917
 from __future__ import annotations
 
 from typing import Any

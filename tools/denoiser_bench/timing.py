@@ -1,0 +1,54 @@
+"""Medians of device time, and peaks of device memory; on a CPU the same calls work with the wall clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+GIB = float(2**30)
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, *, repeats: int = 7, batch: int = 1) -> float:
+    """Median over `repeats` of one call's device time; `batch` calls are queued back to back for each sample."""
+    run()
+    run()
+    return median(_sample(run, device, batch) for _ in range(repeats))
+
+
+def _sample(run: Callable[[], object], device: torch.device, batch: int) -> float:
+    if device.type != "cuda":
+        started = perf_counter()
+        for _ in range(batch):
+            run()
+        return (perf_counter() - started) * 1000 / batch
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(batch):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / batch
+
+
+def allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def peak_gib(run: Callable[[], object], device: torch.device, base_bytes: int) -> float:
+    """Highest allocation during one call above `base_bytes`, in GiB."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - base_bytes) / GIB
+
+
+def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    """||actual - exact|| / ||exact|| in float64."""
+    return float((actual.double() - exact.double()).norm() / exact.double().norm())
