@@ -18,6 +18,7 @@ $(VENV)/.ready: pyproject.toml
 setup: $(VENV)/.ready
 
 demo: setup
+	rm -f demo.mp4 demo.receipt.json
 	$(BIN)/vflash demo --output demo.mp4
 
 test: setup

@@ -22,8 +22,8 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="TOML with [settings] and [request]; options given here win.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stderr, the receipt on stdout.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N  [default: cuda]")]
-Dtype = Annotated[str | None, typer.Option(help="bfloat16 or float32  [default: bfloat16]")]
+Device = Annotated[str | None, typer.Option(envvar="VFLASH_DEVICE", help="cpu, cuda or cuda:N  [default: cuda]")]
+Dtype = Annotated[str | None, typer.Option(envvar="VFLASH_DTYPE", help="bfloat16 or float32  [default: bfloat16]")]
 AttentionBackend = Annotated[
     str | None, typer.Option(help="auto, naive, sdpa, sdpa-flash or sdpa-cudnn", rich_help_panel=BACKENDS)
 ]

@@ -1,0 +1,94 @@
+"""Every command and program in the README and the docs runs as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(document.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, tiny_checkpoints) -> Path:
+    """A folder with a checkpoint and the pictures and videos that the documents name."""
+    (tmp_path / "MiniMax-H3").symlink_to(tiny_checkpoints["small"])
+    noise = np.random.default_rng(0).integers(0, 255, (96, 128, 3), dtype=np.uint8)
+    for name in ("cat.png", "person.png"):
+        Image.fromarray(noise).save(tmp_path / name)
+    with av.open(tmp_path / "dance.mp4", "w") as container:
+        stream = container.add_stream("mpeg4", rate=24)
+        stream.width, stream.height = 128, 96
+        for frame in range(24):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.roll(noise, frame, axis=1))))
+        container.mux(stream.encode(None))
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    """The documents' commands, on a machine without a GPU."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "VFLASH_DEVICE": "cpu", "VFLASH_DTYPE": "float32"}
+
+
+def run(command: list[str], cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_run_as_written(document: Path, desk: Path):
+    """Shell and Python blocks run in order in one folder; set-up commands are checked against the Makefile instead."""
+    for language, text in blocks(document):
+        if language == "python":
+            run([sys.executable, "-c", text], desk)
+            continue
+        for command in text.replace("\\\n", " ").splitlines():
+            if command.startswith("make "):
+                run(["make", "--dry-run", *command.split()[1:]], ROOT)
+            elif command.startswith("pip install"):
+                run(
+                    [
+                        sys.executable,
+                        "-m",
+                        "pip",
+                        "install",
+                        "--dry-run",
+                        "--no-deps",
+                        "--no-build-isolation",
+                        "-q",
+                        "-e",
+                        ".",
+                    ],
+                    ROOT,
+                )
+            elif command.strip():
+                run(["bash", "-euc", command], desk)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path):
+    """Every relative link names a file of the project."""
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_every_document_has_a_chinese_twin():
+    """Half of the users read Chinese: user documents come in both languages."""
+    english = {path.name for path in (ROOT / "docs").glob("*.md")}
+    chinese = {path.name for path in (ROOT / "docs" / "zh").glob("*.md")}
+    assert english == chinese
