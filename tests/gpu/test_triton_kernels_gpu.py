@@ -7,6 +7,7 @@ import torch
 
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.linear.row_quantiser import quantise_rows
+from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import ActivationFormat, Fp8Rows
 
 pytestmark = [
@@ -18,7 +19,7 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture
-def kernels():  # type: ignore[no-untyped-def]
+def kernels() -> BlockKernels:
     from vflash_adapters.block_kernels.triton_kernels import TritonBlockKernels
 
     return TritonBlockKernels()
@@ -37,7 +38,7 @@ def assert_nearly_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("emit", [DENSE, FP8])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 5376), (333, 5376), (70, 96), (5, 7168)])
-def test_norm_modulate(kernels, tokens: int, width: int, emit: ActivationFormat) -> None:  # type: ignore[no-untyped-def]
+def test_norm_modulate(kernels: BlockKernels, tokens: int, width: int, emit: ActivationFormat) -> None:
     """Dense values equal the reference's; FP8 rows restore to within half a step of them."""
     x, weight, table = draw(tokens, width, seed=1), draw(width, seed=2), draw(6, 2, width, seed=3)
     rows = torch.randint(0, 6, (tokens,), device="cuda")
@@ -49,7 +50,7 @@ def test_norm_modulate(kernels, tokens: int, width: int, emit: ActivationFormat)
 @pytest.mark.parametrize("emit", [DENSE, FP8])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 14336), (333, 14336), (70, 96)])
-def test_swiglu(kernels, tokens: int, width: int, merged: bool, emit: ActivationFormat) -> None:  # type: ignore[no-untyped-def]
+def test_swiglu(kernels: BlockKernels, tokens: int, width: int, merged: bool, emit: ActivationFormat) -> None:
     """With and without an adapter's residual."""
     packed = draw(tokens, 2 * width, seed=4)
     options = {"residual": draw(tokens, 2 * width, seed=5), "residual_scale": 0.0625} if merged else {}
@@ -69,7 +70,7 @@ def check(result: torch.Tensor | Fp8Rows, expected: torch.Tensor | Fp8Rows) -> N
 
 
 @pytest.mark.parametrize(("heads", "head_dim", "rotary"), [(56, 128, 96), (3, 16, 12), (2, 64, 64)])
-def test_qk_norm_rope(kernels, heads: int, head_dim: int, rotary: int) -> None:  # type: ignore[no-untyped-def]
+def test_qk_norm_rope(kernels: BlockKernels, heads: int, head_dim: int, rotary: int) -> None:
     """q and k as the reference's, v untouched."""
     qkv, weights = draw(257, 3 * heads * head_dim, seed=6), draw(2, head_dim, seed=7)
     angle = torch.rand(257, rotary // 2, device="cuda").repeat(1, 2) * 6
@@ -79,7 +80,7 @@ def test_qk_norm_rope(kernels, heads: int, head_dim: int, rotary: int) -> None: 
         assert_nearly_equal(actual, wanted)
 
 
-def test_gate_residual_is_bit_equal(kernels) -> None:  # type: ignore[no-untyped-def]
+def test_gate_residual_is_bit_equal(kernels: BlockKernels) -> None:
     """No sum is reordered, so nothing may differ."""
     x, update, gate = draw(333, 5376, seed=8), draw(333, 5376, seed=9), draw(6, 5376, seed=10)
     rows = torch.randint(0, 6, (333,), device="cuda")
@@ -103,7 +104,7 @@ def test_the_fused_quantiser_is_bit_equal_to_torch(width: int) -> None:
     assert not fused.scales[[6, 7]].isfinite().any()
 
 
-def test_row_offsets_pass_2_to_the_31(kernels) -> None:  # type: ignore[no-untyped-def]
+def test_row_offsets_pass_2_to_the_31(kernels: BlockKernels) -> None:
     """Half views whose rows lie 2^29 elements apart: the last one starts beyond 2^31 elements."""
     from vflash_adapters.linear.triton_rows import quantise_rows_triton
 

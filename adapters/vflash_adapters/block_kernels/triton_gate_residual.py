@@ -1,9 +1,7 @@
 """x + gate[rows] * update, in x's own storage: two reads and one write an element."""
 
-# mypy: disallow-untyped-decorators=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -34,16 +32,16 @@ def launch_gate_residual(
 
 @triton.jit
 def _gate_residual(
-    x_ptr: Any,
-    update_ptr: Any,
-    gate_ptr: Any,
-    rows_ptr: Any,
-    x_stride: Any,
-    update_stride: Any,
-    gate_stride: Any,
+    x_ptr,
+    update_ptr,
+    gate_ptr,
+    rows_ptr,
+    x_stride,
+    update_stride,
+    gate_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     dtype = x_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     table_row = tl.load(rows_ptr + token)

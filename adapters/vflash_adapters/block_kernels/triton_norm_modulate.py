@@ -1,9 +1,7 @@
 """RMSNorm, modulation and, on demand, row quantisation in one pass: each row is read once and written once."""
 
-# mypy: disallow-untyped-decorators=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -50,21 +48,21 @@ def launch_norm_modulate(
 
 @triton.jit
 def _norm_modulate(
-    x_ptr: Any,
-    weight_ptr: Any,
-    shift_ptr: Any,
-    scale_ptr: Any,
-    rows_ptr: Any,
-    out_ptr: Any,
-    out_scales_ptr: Any,
-    x_stride: Any,
-    shift_stride: Any,
-    scale_stride: Any,
-    eps: Any,
+    x_ptr,
+    weight_ptr,
+    shift_ptr,
+    scale_ptr,
+    rows_ptr,
+    out_ptr,
+    out_scales_ptr,
+    x_stride,
+    shift_stride,
+    scale_stride,
+    eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     FP8: tl.constexpr,
-) -> None:
+):
     dtype = x_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     table_row = tl.load(rows_ptr + token)

@@ -1,9 +1,7 @@
 """Per-head RMSNorm of q and k, then rotate-half of the leading channels, written over q and k inside `qkv`."""
 
-# mypy: disallow-untyped-decorators=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -51,22 +49,22 @@ def launch_qk_norm_rope(
 
 @triton.jit
 def _qk_norm_rope(
-    qkv_ptr: Any,
-    q_weight_ptr: Any,
-    k_weight_ptr: Any,
-    cos_ptr: Any,
-    sin_ptr: Any,
-    qkv_stride: Any,
-    cos_stride: Any,
-    sin_stride: Any,
-    eps: Any,
+    qkv_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    qkv_stride,
+    cos_stride,
+    sin_stride,
+    eps,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     PASS: tl.constexpr,
     PASS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     # a head's channels are read as three pieces: the two rotating halves and the passing tail
     WIDTH: tl.constexpr = 2 * HALF + PASS
     dtype = qkv_ptr.dtype.element_ty
@@ -109,9 +107,7 @@ def _qk_norm_rope(
 
 
 @triton.jit
-def _normed(
-    x: Any, inverse_rms: Any, is_query: Any, q_weight_at: Any, k_weight_at: Any, inside: Any, dtype: tl.constexpr
-) -> Any:
+def _normed(x, inverse_rms, is_query, q_weight_at, k_weight_at, inside, dtype: tl.constexpr):
     """x * inverse_rms * weight, in float32 holding a value rounded to `dtype`."""
     q_weight = tl.load(q_weight_at, mask=inside, other=0.0).to(tl.float32)[None, :]
     k_weight = tl.load(k_weight_at, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -119,5 +115,5 @@ def _normed(
 
 
 @triton.jit
-def _rounded_row(at: Any, inside: Any, dtype: tl.constexpr) -> Any:
+def _rounded_row(at, inside, dtype: tl.constexpr):
     return tl.load(at, mask=inside, other=0.0).to(dtype).to(tl.float32)[None, :]

@@ -1,9 +1,7 @@
 """SwiGLU, with or without an adapter's residual merged into its input first, dense or quantised by row."""
 
-# mypy: disallow-untyped-decorators=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -46,18 +44,18 @@ def launch_swiglu(
 
 @triton.jit
 def _swiglu(
-    packed_ptr: Any,
-    residual_ptr: Any,
-    residual_scale: Any,
-    out_ptr: Any,
-    out_scales_ptr: Any,
-    packed_stride: Any,
-    residual_stride: Any,
+    packed_ptr,
+    residual_ptr,
+    residual_scale,
+    out_ptr,
+    out_scales_ptr,
+    packed_stride,
+    residual_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
     FP8: tl.constexpr,
-) -> None:
+):
     dtype = packed_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -79,7 +77,7 @@ def _swiglu(
 
 
 @triton.jit
-def _merged(base: Any, residual: Any, residual_scale: Any, dtype: tl.constexpr) -> Any:
+def _merged(base, residual, residual_scale, dtype: tl.constexpr):
     """base + residual * scale, rounded after the scale and after the sum."""
     scaled = (residual.to(tl.float32) * residual_scale).to(dtype)
     return (base.to(tl.float32) + scaled.to(tl.float32)).to(dtype)

@@ -1,9 +1,7 @@
 """Row quantisation on the GPU in one pass, bit-equal to `row_quantiser.quantise_rows`; imports Triton."""
 
-# mypy: disallow-untyped-decorators=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -67,9 +65,7 @@ def require_rows(what: str, *tensors: torch.Tensor) -> None:
 
 
 @triton.jit
-def _quantise(
-    values_ptr: Any, codes_ptr: Any, scales_ptr: Any, row_stride: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _quantise(values_ptr, codes_ptr, scales_ptr, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # widened before the stride multiply: a view may span 2^31 elements
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -78,9 +74,7 @@ def _quantise(
 
 
 @triton.jit
-def store_fp8_row(
-    values: Any, codes_ptr: Any, scales_ptr: Any, row: Any, columns: Any, inside: Any, WIDTH: tl.constexpr
-) -> None:
+def store_fp8_row(values, codes_ptr, scales_ptr, row, columns, inside, WIDTH: tl.constexpr):
     """Write one row, already rounded to the model's dtype, as codes and its scale. `row` is int64.
 
     The maximum is taken over bit patterns: as integers, NaN > infinity > every finite number, so none is dropped.

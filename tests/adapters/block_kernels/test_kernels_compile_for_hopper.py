@@ -1,0 +1,84 @@
+"""Every Triton kernel compiles for compute capability 9.0 on a machine without a GPU, and reads 16 bytes at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from vflash_adapters.block_kernels import (
+    triton_gate_residual,
+    triton_norm_modulate,
+    triton_qk_norm_rope,
+    triton_swiglu,
+)
+from vflash_adapters.linear import triton_rows
+
+B16, CODES, F32 = "*bf16", "*fp8e4nv", "*fp32"
+KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
+    "norm_modulate": (
+        triton_norm_modulate._norm_modulate,
+        {"out_ptr": B16, "out_scales_ptr": B16, "rows_ptr": "*i64", "eps": "fp32"},
+        {"WIDTH": 5376, "BLOCK": 8192, "FP8": False},
+        8,
+    ),
+    "norm_modulate fp8": (
+        triton_norm_modulate._norm_modulate,
+        {"out_ptr": CODES, "out_scales_ptr": F32, "rows_ptr": "*i64", "eps": "fp32"},
+        {"WIDTH": 5376, "BLOCK": 8192, "FP8": True},
+        8,
+    ),
+    "gate_residual": (
+        triton_gate_residual._gate_residual,
+        {"rows_ptr": "*i64"},
+        {"WIDTH": 5376, "BLOCK": 1024},
+        4,
+    ),
+    "merge and swiglu": (
+        triton_swiglu._swiglu,
+        {"residual_scale": "fp32"},
+        {"WIDTH": 14336, "BLOCK": 2048, "MERGE": True, "FP8": False},
+        4,
+    ),
+    "swiglu fp8": (
+        triton_swiglu._swiglu,
+        {"out_ptr": CODES, "out_scales_ptr": F32, "residual_scale": "fp32"},
+        {"WIDTH": 14336, "BLOCK": 16384, "MERGE": False, "FP8": True},
+        16,
+    ),
+    "qk_norm_rope": (
+        triton_qk_norm_rope._qk_norm_rope,
+        {"cos_ptr": F32, "sin_ptr": F32, "eps": "fp32"},
+        {"HEADS": 56, "HALF": 48, "HALF_BLOCK": 64, "PASS": 32, "PASS_BLOCK": 32, "BLOCK": 16},
+        4,
+    ),
+    "quantise": (
+        triton_rows._quantise,
+        {"codes_ptr": CODES, "scales_ptr": F32},
+        {"WIDTH": 7168, "BLOCK": 8192},
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_compiles_and_loads_are_wide(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """At the released model's sizes; local memory would mean an array indexed at run time."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, types, constants, warps = KERNELS[name]
+    signature, hints = {}, {}
+    for place, argument in enumerate(kernel.arg_names):
+        default = B16 if argument.endswith("_ptr") else "i32"
+        signature[argument] = "constexpr" if argument in constants else types.get(argument, default)
+        if signature[argument] == "i32" or signature[argument].startswith("*"):
+            hints[(place,)] = [["tt.divisibility", 16]]
+    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    source = ASTSource(kernel, signature, values, hints)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    built = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "ld.global" in built.asm["ptx"]
+    assert ".v4.b32" in built.asm["ptx"]
+    assert ".local" not in built.asm["ptx"]
+    assert len(built.asm["cubin"]) > 0
