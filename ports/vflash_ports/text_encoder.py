@@ -36,7 +36,10 @@ class PicturePart:
 
 @frozen(kw_only=True, eq=False)
 class VideoPart:
-    """Sampled frames uint8 RGB [F, H, W, 3], F even; one `<t seconds>` label and vision block per merged pair."""
+    """Sampled frames uint8 RGB [F, H, W, 3]; one `<t seconds>` label and vision block per merged pair.
+
+    An odd last frame is paired with itself by the encoder, which sizes the frames by F alone.
+    """
 
     frames: torch.Tensor
     pair_seconds: tuple[float, ...]

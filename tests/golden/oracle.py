@@ -197,7 +197,7 @@ def _read_result(folder: Path) -> OracleResult:
 def standard_requests() -> dict[str, OracleRequest]:
     """One request a mode, on a non-square canvas, with media of odd sizes so that every resize works."""
     first, last = picture(50, 90, seed=1), picture(120, 70, seed=2)
-    moving = Video(frames=clip(40, 48, 80, seed=3), waveform=tone(50_000, seed=4))
+    moving = Video(frames=clip(30, 48, 80, seed=3), waveform=tone(50_000, seed=4))
     silent = Video(frames=clip(23, 70, 50, seed=5), fps=15.0)
     references = {
         "ref2va-image": (Picture(pixels=first),),

@@ -15,7 +15,7 @@ MIN_FRAMES = 13
 
 @frozen(kw_only=True)
 class SampledFrames:
-    """`indices` into the 24 fps frames, an even count (the last repeated if odd); `pair_seconds`, one a pair."""
+    """`indices` into the 24 fps frames; `pair_seconds`, one a pair, an odd last frame being paired with itself."""
 
     indices: tuple[int, ...]
     pair_seconds: tuple[float, ...]
@@ -32,7 +32,6 @@ def sample_frames(frame_count: int, *, what: str) -> SampledFrames:
     indices = list(range(0, frame_count, stride))
     times = [k / SAMPLE_FPS for k in range(len(indices))]
     if len(indices) % PAIR:
-        indices.append(indices[-1])
         times.append(times[-1])
     pairs = tuple((times[k] + times[k + 1]) / 2 for k in range(0, len(times), PAIR))
     return SampledFrames(indices=tuple(indices), pair_seconds=pairs)
