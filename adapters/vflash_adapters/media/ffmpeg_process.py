@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,19 +36,23 @@ os.execv(sys.argv[2], sys.argv[2:])
 class FfmpegProcess:
     """A context: leaving it kills and reaps a child that still runs. `timeout_s` counts feeding and waiting only."""
 
-    def __init__(self, executable: Path, arguments: Sequence[str], *, stderr: Path, timeout_s: float, fed: bool):
-        self._stderr = stderr
+    def __init__(self, executable: Path, arguments: Sequence[str], *, timeout_s: float, fed: bool) -> None:
+        # Not beside the output: when that disk is full, FFmpeg must still be able to say so.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child is reaped
         self._timeout_s = timeout_s
         self._spent_s = 0.0
         launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()), str(executable)]
-        with stderr.open("wb") as log:
+        try:
             self._child = subprocess.Popen(
                 [*launcher, *arguments],
                 stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=log,
+                stderr=self._stderr,
                 bufsize=0,
             )
+        except OSError as error:
+            self._stderr.close()
+            raise DeliveryError(f"FFmpeg {executable} could not be started: {error.strerror}") from error
         if self._child.stdin is not None:
             _prepare_pipe(self._child.stdin.fileno())
 
@@ -61,6 +67,7 @@ class FfmpegProcess:
         if self._child.stdin is not None:
             self._child.stdin.close()
         self._child.wait()
+        self._stderr.close()
 
     @property
     def seconds(self) -> float:
@@ -94,8 +101,7 @@ class FfmpegProcess:
         finally:
             self._spent_s += time.monotonic() - started
         if status != 0:
-            how = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
-            raise DeliveryError(f"FFmpeg {how}: {self._said()}")
+            raise DeliveryError(f"FFmpeg {_ending(status)}: {self._said()}")
 
     def _write_some(self, pipe: int, data: memoryview) -> int:
         try:
@@ -116,10 +122,18 @@ class FfmpegProcess:
         )
 
     def _said(self) -> str:
-        with self._stderr.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - STDERR_TAIL_BYTES))
-            return log.read().decode(errors="replace").strip() or "(nothing)"
+        log = self._stderr.fileno()
+        # pread leaves the position alone, which the child shares.
+        tail = os.pread(log, STDERR_TAIL_BYTES, max(0, os.fstat(log).st_size - STDERR_TAIL_BYTES))
+        return tail.decode(errors="replace").strip() or "(nothing)"
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by signal {-status}"
+    # FFmpeg exits with the low byte of a negative error number.
+    reason = f" ({os.strerror(256 - status)})" if 256 - status in errno.errorcode else ""
+    return f"failed with status {status}{reason}"
 
 
 def _prepare_pipe(pipe: int) -> None:

@@ -43,13 +43,7 @@ class EncodedClip:
     def start(self, *, video: str, fed: bool) -> FfmpegProcess:
         """FFmpeg reading pictures from `video`: a path, or `pipe:0` and then `fed`."""
         arguments = mp4_arguments(self._encoding, self.clip, video=video, audio=self._audio, output=self.mp4)
-        self._process = FfmpegProcess(
-            self._executable,
-            arguments,
-            stderr=self.scratch / "ffmpeg.log",
-            timeout_s=self._encoding.timeout_s,
-            fed=fed,
-        )
+        self._process = FfmpegProcess(self._executable, arguments, timeout_s=self._encoding.timeout_s, fed=fed)
         return self._process
 
     def record(self, quantiser: FrameQuantiser, *, rgb_temporary_bytes: int) -> None:

@@ -80,6 +80,13 @@ def publish(finished: Path, target: Path) -> None:
     _sync_entry(target)
 
 
+def publish_folder(finished: Path, target: Path) -> None:
+    """As `publish`, for a folder, whose files are synced already."""
+    sync(finished)
+    rename_no_replace(finished, target)
+    _sync_entry(target)
+
+
 def rename_no_replace(source: Path, target: Path) -> None:
     """Linux renameat2 with RENAME_NOREPLACE, for files and folders."""
     import ctypes
