@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,22 @@ from safetensors.torch import save_file
 from vflash_adapters.weights.buffered_source import BufferedWeights
 from vflash_adapters.weights.byte_file import ReadMode, choose_file
 from vflash_adapters.weights.mmap_source import MmapWeights
+from vflash_adapters.weights.sidecar.merges import MergeChoice
+from vflash_adapters.weights.sidecar.prepare import prepare
+from vflash_adapters.weights.sidecar.source import SidecarWeights
 from vflash_ports.errors import CheckpointError, ContractError
 from vflash_ports.weights import WeightSource
+
+
+def sidecar_of(path: Path, scratch: Path, merge: MergeChoice, read_workers: int) -> WeightSource:
+    """A sidecar prepared from `path` as it is now; a path that cannot be prepared is left to the source to refuse."""
+    sidecar = scratch / path.name
+    if not sidecar.exists():
+        scratch.mkdir(exist_ok=True)
+        with suppress(CheckpointError):
+            prepare(path, sidecar, merge=merge, block_bytes=8192)
+    return SidecarWeights(path, sidecar, merge=merge, read_workers=read_workers)
+
 
 SOURCES: dict[str, Callable[[Path, Path], WeightSource]] = {
     "mmap": lambda path, scratch: MmapWeights(path),
@@ -25,6 +40,8 @@ SOURCES: dict[str, Callable[[Path, Path], WeightSource]] = {
     "buffered-8-direct": lambda path, scratch: BufferedWeights(
         path, read_workers=8, open_file=partial(choose_file, mode=DIRECT)
     ),
+    "sidecar-numba": lambda path, scratch: sidecar_of(path, scratch, MergeChoice.NUMBA, 4),
+    "sidecar-numpy": lambda path, scratch: sidecar_of(path, scratch, MergeChoice.NUMPY, 1),
 }
 CACHED, DIRECT = ReadMode.CACHED, ReadMode.DIRECT
 EXACT_DTYPES = (
@@ -46,8 +63,8 @@ def tensors() -> dict[str, torch.Tensor]:
     made: dict[str, torch.Tensor] = {}
     for dtype in EXACT_DTYPES:
         high = 2 if dtype == torch.bool else 256
-        raw = torch.randint(0, high, (37 * 5 * dtype.itemsize,), generator=generator, dtype=torch.uint8)
-        made[f"block.{dtype}"] = raw.view(dtype).view(37, 5)
+        raw = torch.randint(0, high, (9001 * 9 * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+        made[f"block.{dtype}"] = raw.view(dtype).view(9001, 9)
         made[f"scalar.{dtype}"] = raw[: dtype.itemsize].clone().view(dtype).view(())
         made[f"empty.{dtype}"] = torch.empty((3, 0, 2), dtype=dtype)
     made["重み.ü"] = torch.arange(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ class Shard:
     path: Path
     identity: FileIdentity
     header: SafetensorsHeader
+    header_sha256: str
 
 
 @frozen(kw_only=True)
@@ -87,7 +89,7 @@ def read_shard(path: Path) -> Shard:
     if len(body) != length:
         raise CheckpointError(f"{path}: only {len(body)} of {length} header bytes could be read; is the disk healthy?")
     header = parse_header(body, file_bytes=identity.size, label=str(path))
-    return Shard(path=path, identity=identity, header=header)
+    return Shard(path=path, identity=identity, header=header, header_sha256=hashlib.sha256(body).hexdigest())
 
 
 def open_shards(checkpoint: Checkpoint) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ class ComponentIndex:
 
     path: Path
     identity: FileIdentity
+    sha256: str
     weight_map: Mapping[str, str]
 
 
@@ -101,7 +103,7 @@ def read_index(path: Path) -> ComponentIndex:
             raise CheckpointError(
                 f"{path}: tensor {brief(name)} points to {brief(shard)}, which is not a file of this folder"
             )
-    return ComponentIndex(path=path, identity=identity, weight_map=weight_map)
+    return ComponentIndex(path=path, identity=identity, sha256=hashlib.sha256(body).hexdigest(), weight_map=weight_map)
 
 
 def _is_plain_name(shard: Any) -> bool:
