@@ -1,0 +1,1 @@
+"""Veda: learned block-sparse attention over three-dimensional tiles of video tokens."""

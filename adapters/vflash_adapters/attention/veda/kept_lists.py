@@ -1,0 +1,90 @@
+"""Kept tiles as lists on the device, in the form the attention kernels walk.
+
+A tile whose 128 rows are all real is listed by its number. Of a partial tile only the quarters (32 rows) that hold real
+rows are listed, each as `quarter number * 64 + real rows in it`: ragged edges then cost little more than their rows.
+`entries` int32 [H, N, 4] says for each head and query tile: where its full tiles start in `lists`, how many, where its
+quarters start, how many. Query tiles that keep everything share one static list per tile shape.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from vflash_adapters.attention.veda.tiles import TILE_ROWS, TileLayout
+from vflash_adapters.attention.veda.tiling import Tiling
+from vflash_ports.errors import UnsupportedError
+
+QUARTER_ROWS = 32
+QUARTERS = TILE_ROWS // QUARTER_ROWS
+CODE = 64
+
+
+@frozen(kw_only=True, eq=False)
+class KeptLists:
+    """`lists` int32: the static lists, then `full_room` + `quarter_room` entries for each head and query tile.
+
+    `everything` int32 [P, 4] holds the entry of a query tile that keeps all, by tile shape.
+    """
+
+    lists: torch.Tensor
+    entries: torch.Tensor
+    everything: torch.Tensor
+    first: int
+    full_room: int
+    quarter_room: int
+
+
+def allocate_lists(tiling: Tiling, heads: int) -> KeptLists:
+    """Room for what the budgets keep plus one tile; nothing here depends on the data."""
+    static, everything = _static_lists(tiling)
+    most_kept = int(tiling.keep.sum(-1).max()) + max(layout.n_global for layout in tiling.layouts)
+    partial = max(int((layout.valid < TILE_ROWS).sum()) for layout in tiling.layouts)
+    full_room, quarter_room = most_kept, QUARTERS * min(most_kept, partial)
+    entries = len(static) + heads * tiling.tiles * (full_room + quarter_room)
+    if entries >= 2**31:
+        raise UnsupportedError(f"Veda's lists of kept tiles would need {entries} entries; give a smaller budget")
+    device = tiling.rows.device
+    lists = torch.zeros(entries, dtype=torch.int32, device=device)
+    lists[: len(static)] = torch.tensor(static, dtype=torch.int32, device=device)
+    return KeptLists(
+        lists=lists,
+        entries=torch.zeros(heads, tiling.tiles, 4, dtype=torch.int32, device=device),
+        everything=torch.tensor(everything, dtype=torch.int32, device=device),
+        first=len(static),
+        full_room=full_room,
+        quarter_room=quarter_room,
+    )
+
+
+def kept_mask(kept: KeptLists, tiling: Tiling, head_shape: torch.Tensor) -> torch.Tensor:
+    """The lists as a bool [H, N, N], for checks; waits for the device."""
+    heads, tiles = kept.entries.shape[:2]
+    lists, mask = kept.lists.tolist(), torch.zeros(heads, tiles, tiles, dtype=torch.bool)
+    for head, shape in enumerate(head_shape.tolist()):
+        for tile in range(tiling.layouts[shape].n_tiles):
+            full, n_full, quarters, n_quarters = kept.entries[head, tile].tolist()
+            mask[head, tile, lists[full : full + n_full]] = True
+            mask[head, tile, [code // CODE // QUARTERS for code in lists[quarters : quarters + n_quarters]]] = True
+    return mask
+
+
+def _static_lists(tiling: Tiling) -> tuple[list[int], list[list[int]]]:
+    static: list[int] = []
+    everything: list[list[int]] = []
+    for layout in tiling.layouts:
+        full, quarters = _all_tiles(layout)
+        everything.append([len(static), len(full), len(static) + len(full), len(quarters)])
+        static += full + quarters
+    return static, everything
+
+
+def _all_tiles(layout: TileLayout) -> tuple[list[int], list[int]]:
+    full = np.flatnonzero(layout.valid == TILE_ROWS).tolist()
+    codes = [
+        (tile * QUARTERS + start // QUARTER_ROWS) * CODE + min(QUARTER_ROWS, int(layout.valid[tile]) - start)
+        for tile in np.flatnonzero(layout.valid < TILE_ROWS).tolist()
+        for start in range(0, int(layout.valid[tile]), QUARTER_ROWS)
+    ]
+    return full, codes

@@ -1,0 +1,48 @@
+"""What a sparse call is made of, behind one seam: a readable reference and the fast path."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from vflash_adapters.attention.veda.predictor import Projections
+from vflash_adapters.attention.veda.tiling import Tiling
+from vflash_ports.attention import AttentionLayout
+
+
+class KernelChoice(StrEnum):
+    """Who computes the sparse calls."""
+
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+
+class SparseCall(Protocol):
+    """The sparse attention of one request."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        projections: Projections | None,
+        head_shape: torch.Tensor,
+    ) -> torch.Tensor:
+        """q, k, v [S, H, D], rows possibly strided; `head_shape` int32 [H] on the device -> [S, H, D], contiguous."""
+        ...
+
+    def kept_pairs(self) -> int:
+        """Video query and key tile pairs kept so far, over all heads and calls; reads the device once."""
+        ...
+
+
+class VedaKernels(Protocol):
+    """Raises `UnsupportedError` from `prepare` where the device, dtype or head size cannot run it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, tiling: Tiling, layout: AttentionLayout) -> SparseCall: ...

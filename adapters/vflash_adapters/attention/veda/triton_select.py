@@ -1,0 +1,91 @@
+"""Triton: each query tile's best key tiles, chosen and listed on the device without waiting for it."""
+
+# Kernels are compiled by Triton, which reads no annotations.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vflash_adapters.attention.veda.kept_lists import CODE, QUARTER_ROWS, QUARTERS, KeptLists
+from vflash_adapters.attention.veda.tiles import TILE_ROWS
+from vflash_adapters.attention.veda.tiling import Tiling
+
+
+def select_tiles(
+    logits_HNN: torch.Tensor, tiling: Tiling, head_shape: torch.Tensor, kept: KeptLists, kept_pairs: torch.Tensor
+) -> None:
+    """Fill `kept`; add the kept video pairs of each head to `kept_pairs` int64 [H]."""
+    heads, tiles, _ = logits_HNN.shape
+    block = triton.next_power_of_2(tiles)
+    _select[(tiles, heads)](
+        logits_HNN, tiling.keep, tiling.valid, tiling.sizes, head_shape,
+        kept.lists, kept.entries, kept.everything, kept_pairs, tiles, kept.first, kept.full_room, kept.quarter_room,
+        TILE=TILE_ROWS, QUARTER=QUARTER_ROWS, PER_TILE=QUARTERS, CODE=CODE, BLOCK=block,
+        num_warps=max(1, block // 512),
+    )  # fmt: skip
+
+
+@triton.jit
+def _select(  # noqa: PLR0917  # a kernel's arguments are positional
+    logits_ptr, keep_ptr, valid_ptr, sizes_ptr, head_shape_ptr, lists_ptr, entries_ptr, everything_ptr, pairs_ptr,
+    tiles, first, full_room, quarter_room,
+    TILE: tl.constexpr, QUARTER: tl.constexpr, PER_TILE: tl.constexpr, CODE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    shape = tl.load(head_shape_ptr + head)
+    n_ref, n_video = tl.load(sizes_ptr + shape * 3), tl.load(sizes_ptr + shape * 3 + 1)
+    n_tiles = tl.load(sizes_ptr + shape * 3 + 2)
+    entry = entries_ptr + (head * tiles + tile) * 4
+    if tile >= n_video:
+        for i in tl.static_range(4):
+            tl.store(entry + i, tl.load(everything_ptr + shape * 4 + i))
+        return
+    col = tl.arange(0, BLOCK)
+    keys = _ranked(tl.load(logits_ptr + (head.to(tl.int64) * tiles + tile) * tiles + col, mask=col < n_video, other=0))
+    keys = tl.where(col == tile, 0x7FFFFFFF, keys)
+    budget = keep_ptr + (shape * tiles + tile) * 2
+    video = _best(keys, col < n_ref, tl.load(budget)) | _best(
+        keys, (col >= n_ref) & (col < n_video), tl.load(budget + 1)
+    )
+    tl.atomic_add(pairs_ptr + head, tl.sum(video.to(tl.int64)), sem="relaxed")
+    listed = video | ((col >= n_video) & (col < n_tiles))
+
+    valid = tl.load(valid_ptr + shape * tiles + col, mask=col < n_tiles, other=0)
+    full = (listed & (valid == TILE)).to(tl.int32)
+    start = first + (head * tiles + tile) * (full_room + quarter_room)
+    tl.store(lists_ptr + start + tl.cumsum(full) - full, col, mask=full == 1)
+    quarters = tl.where(listed & (valid < TILE), (valid + QUARTER - 1) // QUARTER, 0)
+    at = lists_ptr + start + full_room + tl.cumsum(quarters) - quarters
+    for i in tl.static_range(PER_TILE):
+        rows = tl.minimum(valid - i * QUARTER, QUARTER)
+        tl.store(at + i, (col * PER_TILE + i) * CODE + rows, mask=i < quarters)
+    tl.store(entry, start)
+    tl.store(entry + 1, tl.sum(full))
+    tl.store(entry + 2, start + full_room)
+    tl.store(entry + 3, tl.sum(quarters))
+
+
+@triton.jit
+def _ranked(logits):
+    """float32 -> int32 in the same order; both zeros become one."""
+    bits = (logits + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _best(keys, among, count):
+    """The `count` largest of `among`; of equal ones the first. The threshold is built bit by bit from the top."""
+    unsigned = keys.to(tl.uint32, bitcast=True) ^ 0x80000000
+    threshold = tl.full([1], 0, tl.uint32)
+    bit = tl.full([1], 0x80000000, tl.uint32)
+    for _ in range(32):
+        raised = threshold | bit
+        enough = tl.sum((among & (unsigned >= raised)).to(tl.int32)) >= count
+        threshold = tl.where(enough, raised, threshold)
+        bit = bit >> 1
+    above = among & (unsigned > threshold)
+    equal = among & (unsigned == threshold)
+    room = count - tl.sum(above.to(tl.int32))
+    return above | (equal & (tl.cumsum(equal.to(tl.int32)) <= room))

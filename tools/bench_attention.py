@@ -1,0 +1,173 @@
+"""Measure attention on one CUDA device: exact backends, Veda whole and in parts, errors, kept mass, memory.
+
+`--check` compares every kernel with the torch reference at several shapes and stops at the first difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from attention_cases import (
+    LARGE,
+    LONG,
+    MAIN,
+    SMALLER,
+    Case,
+    random_plan,
+    random_projections,
+    random_qkv,
+    video_like_qkv,
+)
+from attention_checks import check_all
+from attention_errors import measure_errors
+from attention_flex import flex_milliseconds
+from attention_timing import peak_bytes, timed
+from vflash_adapters.attention.sdpa import sdpa_attention
+from vflash_adapters.attention.veda.budget import Budget, BudgetKind
+from vflash_adapters.attention.veda.fast import TritonKernels, TritonSparseCall
+from vflash_adapters.attention.veda.scores import block_logits
+from vflash_adapters.attention.veda.tiling import build_tiling, tiled_spans
+from vflash_adapters.attention.veda.triton_attend import AttendConfig, attend_kept
+from vflash_adapters.attention.veda.triton_pool import pool_tiles
+from vflash_adapters.attention.veda.triton_select import select_tiles
+
+CONFIGS = [AttendConfig(key_rows=keys, warps=8, stages=stages) for keys in (128, 64) for stages in (2, 3, 4)]
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="where to write the JSON")
+    parser.add_argument("--check", action="store_true", help="only compare the kernels with the reference")
+    parser.add_argument("--quick", action="store_true", help="only 1344x768 5 s")
+    parser.add_argument("--keep", type=float, default=0.1, help="ratio of video tile pairs to keep")
+    parser.add_argument("--repeats", type=int, default=10)
+    args = parser.parse_args()
+    device = torch.device("cuda")
+    result: dict[str, Any] = {"environment": environment(device), "keep": args.keep}
+    result["checks"] = check_all(device)
+    if not args.check:
+        cases = [MAIN] if args.quick else [MAIN, LONG, LARGE, *SMALLER]
+        result["configs"] = compare_configs(MAIN, device, args.keep, args.repeats)
+        result["cases"] = {case.name: bench_case(case, device, args.keep, args.repeats) for case in cases}
+        result["errors"] = {
+            kind: measure_errors(MAIN, inputs(MAIN, device), sparse_call(MAIN, device, args.keep), device)
+            for kind, inputs in (("random", random_qkv), ("video-like", video_like_qkv))
+        }
+        result["flex"] = flex_milliseconds(MAIN, device, sparse_call(MAIN, device, args.keep), args.repeats)
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=1))
+    print_tables(result)
+
+
+def sparse_call(case: Case, device: torch.device, keep: float, config: AttendConfig | None = None) -> TritonSparseCall:
+    layout = case.layout(device)
+    spans = tiled_spans(layout, tile_conditions=False)
+    budget = Budget(kind=BudgetKind.RATIO, value=keep)
+    tiling = build_tiling(spans, random_plan(case), budget, None, device)
+    return TritonKernels(config=config or AttendConfig()).prepare(tiling, layout)
+
+
+def bench_case(case: Case, device: torch.device, keep: float, repeats: int) -> dict[str, Any]:
+    """Dense and sparse milliseconds of one call at one block, and the peak bytes above the inputs."""
+    torch.cuda.empty_cache()
+    q, k, v = random_qkv(case, device)
+    layout = case.layout(device)
+    input_bytes = 3 * q.numel() * q.element_size()
+    row: dict[str, Any] = {"rows": case.rows}
+    for name in ("sdpa-cudnn", "sdpa-flash"):
+        dense = partial(sdpa_attention(name).prepare(layout), q, k, v, block=0, evaluation=0)
+        row[name] = timed(dense, repeats)
+        row[f"{name} peak"] = input_bytes + peak_bytes(dense)
+    call = sparse_call(case, device, keep)
+    head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
+    projections = random_projections(case, device)
+    whole = partial(call, q, k, v, projections=projections, head_shape=head_shape)
+    row["veda"] = timed(whole, repeats)
+    row["veda peak"] = input_bytes + peak_bytes(whole) + kept_bytes(call)
+    row["parts"] = parts(call, (q, k, v), projections, head_shape, repeats)
+    row["speedup"] = row["sdpa-cudnn"] / row["veda"]
+    row["memory"] = row["veda peak"] / row["sdpa-cudnn peak"]
+    return row
+
+
+def parts(
+    call: TritonSparseCall, qkv: QKV, projections: Any, head_shape: torch.Tensor, repeats: int
+) -> dict[str, float]:
+    q, k, v = qkv
+    features = pool_tiles(q, k, call.tiling, head_shape)
+    logits = block_logits(*features, projections)
+    steps: Mapping[str, Callable[[], object]] = {
+        "pool": lambda: pool_tiles(q, k, call.tiling, head_shape),
+        "score": lambda: block_logits(*features, projections),
+        "select": lambda: select_tiles(logits, call.tiling, head_shape, call.kept, call.pairs),
+        "attend": lambda: attend_kept(
+            q, k, v, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config
+        ),
+    }
+    return {name: timed(step, repeats) for name, step in steps.items()}
+
+
+def compare_configs(case: Case, device: torch.device, keep: float, repeats: int) -> dict[str, float | str]:
+    """Milliseconds of the attend kernel alone, by its configuration."""
+    q, k, v = random_qkv(case, device)
+    head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
+    projections = random_projections(case, device)
+    found: dict[str, float | str] = {}
+    for config in CONFIGS:
+        name = f"keys {config.key_rows} warps {config.warps} stages {config.stages}"
+        call = sparse_call(case, device, keep, config)
+        try:
+            found[name] = parts(call, (q, k, v), projections, head_shape, repeats)["attend"]
+        except triton.runtime.errors.OutOfResources as error:
+            found[name] = str(error)
+    return found
+
+
+def kept_bytes(call: TritonSparseCall) -> int:
+    tables = (call.kept.lists, call.kept.entries, call.tiling.rows, call.tiling.valid, call.tiling.keep)
+    return sum(table.numel() * table.element_size() for table in tables)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def print_tables(result: Mapping[str, Any]) -> None:
+    print(json.dumps(result["environment"]), json.dumps(result["checks"]))
+    for name, milliseconds in result.get("configs", {}).items():
+        print(f"attend, {name}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms'}")
+    if "flex" in result:
+        print("flex attention on the same tiles:", json.dumps(result["flex"]))
+    for kind, errors in result.get("errors", {}).items():
+        print(f"errors, {kind}:", json.dumps(errors))
+    header = "case            rows   cudnn   flash    veda  speed  mem |  pool score select attend"
+    if "cases" in result:
+        print(header)
+    for name, row in result.get("cases", {}).items():
+        p = row["parts"]
+        print(
+            f"{name:14s} {row['rows']:6d} {row['sdpa-cudnn']:7.2f} {row['sdpa-flash']:7.2f} {row['veda']:7.2f} "
+            f"{row['speedup']:6.2f} {row['memory']:4.2f} | {p['pool']:5.2f} {p['score']:5.2f} {p['select']:6.2f} "
+            f"{p['attend']:6.2f}"
+        )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
