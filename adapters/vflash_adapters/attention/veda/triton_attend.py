@@ -51,7 +51,7 @@ def attend_kept(
 
 
 @triton.jit
-def _attend(  # noqa: PLR0917  # a kernel's arguments are positional
+def _attend(  # a kernel's arguments are positional
     q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, entries_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
     heads, tiles, n_global, most_video, scale_log2,
@@ -111,7 +111,7 @@ def _attend(  # noqa: PLR0917  # a kernel's arguments are positional
 
 
 @triton.jit
-def _fold(q, k, v, total, top, weight, scale_log2, live, MASKED: tl.constexpr):  # noqa: PLR0917
+def _fold(q, k, v, total, top, weight, scale_log2, live, MASKED: tl.constexpr):
     """One step of the online softmax, in base 2, over the keys in `k`."""
     scores = tl.dot(q, k.T)
     if MASKED:

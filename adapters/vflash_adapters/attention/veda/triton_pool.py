@@ -29,7 +29,7 @@ def pool_tiles(
 
 
 @triton.jit
-def _pool(  # noqa: PLR0917  # a kernel's arguments are positional
+def _pool(  # a kernel's arguments are positional
     q_ptr, k_ptr, features_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, tiles, heads,
     D: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,

@@ -28,7 +28,7 @@ def select_tiles(
 
 
 @triton.jit
-def _select(  # noqa: PLR0917  # a kernel's arguments are positional
+def _select(  # a kernel's arguments are positional
     logits_ptr, keep_ptr, valid_ptr, sizes_ptr, head_shape_ptr, lists_ptr, entries_ptr, everything_ptr, pairs_ptr,
     tiles, first, full_room, quarter_room,
     TILE: tl.constexpr, QUARTER: tl.constexpr, PER_TILE: tl.constexpr, CODE: tl.constexpr, BLOCK: tl.constexpr,
