@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import frozen
 
+from vflash_ports.observer import Observer
 from vflash_ports.weights import TensorSpec
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ Block_co = TypeVar("Block_co", covariant=True)
 
 @frozen(kw_only=True)
 class ResidencyMemory:
-    """Bytes held by the stack, by place."""
+    """Bytes held by the stack, by place; `block_bytes` is what one block moves."""
 
     device_weight_bytes: int
+    block_bytes: int
     pinned_payload_bytes: int = 0
     pinned_allocated_bytes: int = 0
 
@@ -43,14 +45,22 @@ class BlockLoader(Protocol):
 class BlockStack(Protocol[Block_co]):
     """The stack of one denoiser."""
 
-    def blocks(self) -> Iterator[Block_co]:
-        """One pass over the stack in order; a yielded block is ready on its device until the next is asked for."""
+    def blocks(self, observer: Observer, *, evaluation: int) -> Iterator[Block_co]:
+        """One pass over the stack in order; a yielded block is ready on its device until the next is asked for.
+
+        One pass at a time: starting another ends the one before, also where an exception left it unfinished. The
+        observer sees a ring's copies and waits as the phases `ring_copy` and `ring_wait`. Raises `ClosedError` after
+        `close`.
+        """
         ...
 
     def memory(self) -> ResidencyMemory: ...
 
     def close(self) -> None:
-        """Wait for the device, then release; idempotent. A closed stack holds no weights."""
+        """Wait for the device, then release; idempotent. A closed stack holds no weights.
+
+        If the device cannot be waited for, everything is kept and `ExecutionError` asks for the process to end.
+        """
         ...
 
 
@@ -60,8 +70,9 @@ class Residency(Protocol):
     @property
     def name(self) -> str: ...
 
-    def check(self, device: torch.device) -> None:
-        """Raises `UnsupportedError`, with the cure, before any weight is read, if the device cannot hold it."""
+    def check(self, device: torch.device, stack_bytes: int) -> None:
+        """Raises `UnsupportedError`, with the cure, before any weight is read, if this residency is not for a stack of
+        `stack_bytes` on this device."""
         ...
 
     def load(

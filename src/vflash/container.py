@@ -31,6 +31,7 @@ from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
+from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
@@ -101,7 +102,8 @@ class Container(containers.DeclarativeContainer):
     )
     attention: Provider[Attention] = providers.Selector(settings.provided.attention_backend, **ATTENTION)
     residency: Provider[Residency] = providers.Selector(
-        settings.provided.weight_residency, resident=providers.Singleton(Resident)
+        settings.provided.weight_residency,
+        **{"block-ring": providers.Singleton(BlockRing), "resident": providers.Singleton(Resident)},
     )
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)

@@ -36,6 +36,9 @@ class BlockKernelSet(Choice):
 
 
 class WeightResidency(Choice):
+    """`block-ring`: two blocks on the device, the stack in pinned host memory. `resident`: the stack on the device."""
+
+    BLOCK_RING = "block-ring"
     RESIDENT = "resident"
 
 
@@ -71,7 +74,7 @@ class Settings:
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
     linear: Linear = field(default=Linear.BF16, converter=Linear)
     block_kernels: BlockKernelSet = field(default=BlockKernelSet.TORCH, converter=BlockKernelSet)
-    weight_residency: WeightResidency = field(default=WeightResidency.RESIDENT, converter=WeightResidency)
+    weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)
     weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)

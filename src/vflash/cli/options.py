@@ -29,7 +29,9 @@ AttentionBackend = Annotated[
 ]
 Linear = Annotated[str | None, typer.Option(help="How linear layers run: bf16", rich_help_panel=BACKENDS)]
 BlockKernels = Annotated[str | None, typer.Option(help="torch", rich_help_panel=BACKENDS)]
-WeightResidency = Annotated[str | None, typer.Option(help="resident", rich_help_panel=BACKENDS)]
+WeightResidency = Annotated[
+    str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)
+]
 WeightReading = Annotated[str | None, typer.Option(help="mmap", rich_help_panel=BACKENDS)]
 MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
 MediaVideoThreads = Annotated[

@@ -96,31 +96,45 @@ def read_auxiliary(
     return tensors
 
 
+def packed_specs(facts: DenoiserFacts, execution: LinearExecution, dtype: torch.dtype) -> dict[str, TensorSpec]:
+    """The packed tensors of any one block, without reading one."""
+    shapes = expected_shapes(facts)
+    specs = {}
+    for packed, module in NORMS.items():
+        specs[packed] = _spec(packed, dtype, shapes[f"transformer_blocks.0.{module}.weight"])
+    for packed, modules in LINEARS.items():
+        parts = [shapes[f"transformer_blocks.0.{module}.weight"] for module in modules]
+        whole = torch.empty(sum(p[0] for p in parts), parts[0][1], dtype=dtype, device="meta")
+        for suffix, tensor in _tensors(execution.pack(whole)):
+            specs[packed + suffix] = _spec(packed + suffix, tensor.dtype, tuple(tensor.shape))
+    return specs
+
+
+def stack_bytes(facts: DenoiserFacts, execution: LinearExecution, dtype: torch.dtype) -> int:
+    """What all blocks together weigh, packed."""
+    return facts.num_layers * sum(spec.byte_count for spec in packed_specs(facts, execution, dtype).values())
+
+
 @frozen(kw_only=True, eq=False)
 class CheckpointBlocks:
-    """A `BlockLoader` over a checkpoint: fuses QKV, casts to the model's dtype, packs for the linear execution."""
+    """A `BlockLoader` over a checkpoint: fuses QKV, casts to the model's dtype, packs for the linear execution.
+
+    Packing runs on `device`, wherever the packed tensors are kept, so that every residency holds the same bits.
+    """
 
     reader: WeightReader
     source_specs: Mapping[str, TensorSpec]
     facts: DenoiserFacts
     execution: LinearExecution
     dtype: torch.dtype
+    device: torch.device
 
     @property
     def count(self) -> int:
         return self.facts.num_layers
 
     def specs(self) -> Mapping[str, TensorSpec]:
-        shapes = expected_shapes(self.facts)
-        specs = {}
-        for packed, module in NORMS.items():
-            specs[packed] = _spec(packed, self.dtype, shapes[f"transformer_blocks.0.{module}.weight"])
-        for packed, modules in LINEARS.items():
-            parts = [shapes[f"transformer_blocks.0.{module}.weight"] for module in modules]
-            whole = torch.empty(sum(p[0] for p in parts), parts[0][1], dtype=self.dtype, device="meta")
-            for suffix, tensor in _tensors(self.execution.pack(whole)):
-                specs[packed + suffix] = _spec(packed + suffix, tensor.dtype, tuple(tensor.shape))
-        return specs
+        return packed_specs(self.facts, self.execution, self.dtype)
 
     def load_into(self, index: int, out: Mapping[str, torch.Tensor]) -> None:
         prefix = f"transformer_blocks.{index}."
@@ -143,8 +157,7 @@ class CheckpointBlocks:
         return True
 
     def _pack_into(self, packed: str, names: list[str], out: Mapping[str, torch.Tensor]) -> None:
-        device = out[packed + ".weight"].device
-        parts = [self.reader.get_tensor(name).to(device=device, dtype=self.dtype) for name in names]
+        parts = [self.reader.get_tensor(name).to(device=self.device, dtype=self.dtype) for name in names]
         linear = self.execution.pack(torch.cat(parts) if len(parts) > 1 else parts[0])
         for suffix, tensor in _tensors(linear):
             out[packed + suffix].copy_(tensor)

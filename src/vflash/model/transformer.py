@@ -159,7 +159,7 @@ class PreparedDenoiser:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Generated rows, float32 -> their velocities toward data, float32: video [n, 96], audio [m, 32]."""
         x = self._pack(evaluation, video_rows, audio_rows)
-        for block, weights in enumerate(self.denoiser.stack.blocks()):
+        for block, weights in enumerate(self.denoiser.stack.blocks(self.run.observer, evaluation=evaluation)):
             x = self._block(weights, x, block, evaluation)
         with self.run.observer.phase("final_layer", evaluation=evaluation):
             video = self._head("proj_out", x[self.index.target_video], Role.VIDEO, evaluation)
@@ -171,7 +171,7 @@ class PreparedDenoiser:
         x = self._pack(evaluation, video_rows, audio_rows)
         if not bool(x.isfinite().all()):
             return "the packed input"
-        for block, weights in enumerate(self.denoiser.stack.blocks()):
+        for block, weights in enumerate(self.denoiser.stack.blocks(self.run.observer, evaluation=evaluation)):
             x = self._block(weights, x, block, evaluation)
             if not bool(x.isfinite().all()):
                 return f"block {block}"
@@ -216,7 +216,9 @@ def open_denoiser(
     specs = source.specs()
     check_specs(specs, facts, what=what)
     with source.open() as reader:
-        blocks = CheckpointBlocks(reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype)
+        blocks = CheckpointBlocks(
+            reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype, device=device
+        )
         auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
 
         def bind(tensors: Mapping[str, torch.Tensor]) -> BlockWeights:

@@ -10,6 +10,7 @@ import torch
 from attrs import asdict, frozen
 
 from vflash.domain.model_facts import DenoiserFacts, ModelFacts
+from vflash.model.load import stack_bytes
 from vflash.model.transformer import Denoiser, open_denoiser
 from vflash_ports.attention import Attention, AttentionLayout, AttentionReport, Segment, SegmentKind
 from vflash_ports.block_kernels import BlockKernels
@@ -36,7 +37,7 @@ class Backends:
         check_device(self.device)
         self.linear.check(self.device, self.dtype)
         self.kernels.check(self.device, self.dtype)
-        self.residency.check(self.device)
+        self.residency.check(self.device, stack_bytes(facts.denoiser, self.linear, self.dtype))
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
     def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
