@@ -84,6 +84,12 @@ ATTENTION: dict[str, Provider[Attention]] = {
 }
 
 
+RESIDENCY: dict[str, Provider[Residency]] = {
+    "block-ring": providers.Singleton(BlockRing),
+    "resident": providers.Singleton(Resident),
+}
+
+
 class Container(containers.DeclarativeContainer):
     """`Container(settings=Settings(...)).pipeline()`. Override a provider on a fresh container, before it is used."""
 
@@ -101,10 +107,7 @@ class Container(containers.DeclarativeContainer):
         settings.provided.block_kernels, torch=providers.Singleton(TorchBlockKernels)
     )
     attention: Provider[Attention] = providers.Selector(settings.provided.attention_backend, **ATTENTION)
-    residency: Provider[Residency] = providers.Selector(
-        settings.provided.weight_residency,
-        **{"block-ring": providers.Singleton(BlockRing), "resident": providers.Singleton(Resident)},
-    )
+    residency: Provider[Residency] = providers.Selector(settings.provided.weight_residency, **RESIDENCY)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
     latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes)
