@@ -11,7 +11,6 @@ import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
-from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
 from vflash.engine import Engine
@@ -33,6 +32,7 @@ from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
+from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.attention import Attention
