@@ -19,6 +19,7 @@ from vflash.settings import Lifetime, Settings
 from vflash.stages.backends import Backends
 from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.kept import Kept
+from vflash.stages.loudness import levels
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
@@ -28,6 +29,7 @@ from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
+from vflash_adapters.media.inspect import inspect_file
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
 from vflash_adapters.residency.block_ring import BlockRing
@@ -137,6 +139,7 @@ class Container(containers.DeclarativeContainer):
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
     machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
     checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
+    clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
     pipeline: Provider[Engine] = providers.Factory(
         Engine,

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate
+from vflash.cli import decode, demo, doctor, generate, inspect
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("decode")(decode.decode)
+app.command("inspect")(inspect.inspect)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from vflash.domain.delivery import AudioDelivery
-from vflash.stages.loudness import decibels, integrated_lufs, magnitude, measure_loudness, true_peaks
+from vflash.stages.loudness import decibels, finite, integrated_lufs, magnitude, measure_loudness, true_peaks
 from vflash_ports.errors import NonFiniteError
 
 WEB_TARGET_LUFS = -18.0
@@ -44,7 +43,7 @@ def web_levelled(waveform: torch.Tensor, sample_rate_hz: int) -> tuple[torch.Ten
     Sound under -55 LUFS is left alone (`quiet_bypass`): raising it would deliver the decoder's noise.
     """
     before = measure_loudness(waveform, sample_rate_hz)
-    measured = {"input_lufs": _finite(before.integrated_lufs), "input_dbtp": _finite(before.true_peak_dbtp)}
+    measured = {"input_lufs": finite(before.integrated_lufs), "input_dbtp": finite(before.true_peak_dbtp)}
     if before.integrated_lufs < WEB_QUIET_LUFS:
         return waveform, {"status": "quiet_bypass", "mode": "none", "gain_db": 0.0, **measured}
     gain_db = min(WEB_TARGET_LUFS - before.integrated_lufs, WEB_MAX_GAIN_DB)
@@ -57,8 +56,8 @@ def web_levelled(waveform: torch.Tensor, sample_rate_hz: int) -> tuple[torch.Ten
         "mode": "limited" if limited else "linear",
         "gain_db": gain_db,
         **measured,
-        "output_lufs": _finite(integrated_lufs(raised, sample_rate_hz)),
-        "output_dbtp": _finite(decibels(float(true_peaks(raised).max()))),
+        "output_lufs": finite(integrated_lufs(raised, sample_rate_hz)),
+        "output_dbtp": finite(decibels(float(true_peaks(raised).max()))),
     }
 
 
@@ -75,8 +74,3 @@ def _limit(waveform: torch.Tensor, ceiling: float, reach: int) -> torch.Tensor:
     # Turning down is itself a modulation: what it left above the ceiling between samples is taken off the whole.
     excess = float(true_peaks(limited).max()) / ceiling
     return limited / excess if excess > 1 else limited
-
-
-def _finite(level: float) -> float | None:
-    """JSON has no infinity: silence is null."""
-    return level if math.isfinite(level) else None

@@ -12,6 +12,7 @@ BLOCK_S, STEP_S = 0.4, 0.1
 ABSOLUTE_GATE_LUFS = -70.0
 RELATIVE_GATE_LU = -10.0
 PEAK_OVERSAMPLING = 4
+PEAK_WINDOW, PEAK_MARGIN = 1 << 17, 1 << 12  # bounded memory; the margins keep each window's ends out of it
 FILTER_TAIL_S = 2.0  # the filters' responses have died out far below float precision by then
 
 # The two stages of the K weighting as analogue prototypes, from which any rate's filters follow: the head's shelf
@@ -34,6 +35,16 @@ def measure_loudness(waveform: torch.Tensor, sample_rate_hz: int) -> Loudness:
         integrated_lufs=integrated_lufs(waveform, sample_rate_hz),
         true_peak_dbtp=decibels(float(true_peaks(waveform).max()) if waveform.numel() else 0.0),
     )
+
+
+def levels(waveform: torch.Tensor, sample_rate_hz: int) -> tuple[float | None, float | None]:
+    """(integrated LUFS, true peak dBTP) as JSON can carry them: None where silence gives minus infinity."""
+    found = measure_loudness(waveform, sample_rate_hz)
+    return finite(found.integrated_lufs), finite(found.true_peak_dbtp)
+
+
+def finite(level: float) -> float | None:
+    return level if math.isfinite(level) else None
 
 
 def integrated_lufs(waveform: torch.Tensor, sample_rate_hz: int) -> float:
@@ -63,8 +74,18 @@ def k_weighted(waveform: torch.Tensor, sample_rate_hz: int) -> torch.Tensor:
 def true_peaks(waveform: torch.Tensor) -> torch.Tensor:
     """The largest magnitude at and after each sample, between the samples too, over all channels: float64 [n]."""
     samples = waveform.shape[1]
+    windows = []
+    for start in range(0, samples, PEAK_WINDOW):
+        before = min(start, PEAK_MARGIN)
+        window = waveform[:, start - before : start + PEAK_WINDOW + PEAK_MARGIN]
+        windows.append(_interpolated_peaks(window)[before : before + min(PEAK_WINDOW, samples - start)])
+    return torch.cat(windows)
+
+
+def _interpolated_peaks(window: torch.Tensor) -> torch.Tensor:
+    samples = window.shape[1]
     padded = 2 * samples  # so that the end does not ring into the start
-    spectrum = torch.fft.rfft(waveform.to(torch.float64), n=padded)
+    spectrum = torch.fft.rfft(window.to(torch.float64), n=padded)
     finer = torch.fft.irfft(spectrum, n=padded * PEAK_OVERSAMPLING) * PEAK_OVERSAMPLING
     between = finer[:, : samples * PEAK_OVERSAMPLING].abs().amax(dim=0)
     return between.view(samples, PEAK_OVERSAMPLING).amax(dim=1)
