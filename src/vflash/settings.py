@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 from attrs.validators import optional as maybe
 
-from vflash.domain.fields import Choice, to_path, whole_number
+from vflash.domain.fields import Choice, errors_name_their_field, to_path, whole_number
 from vflash_ports.errors import ContractError
 
 
@@ -58,18 +59,21 @@ class Lifetime(Choice):
     PER_REQUEST = "per-request"
 
 
-def _device(_: Settings, attribute: Attribute[str], value: Any) -> None:
-    kind, _colon, index = str(value).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
-        raise ContractError(f"device must be cpu, cuda or cuda:N, got {value!r}")
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
-@frozen(kw_only=True)
+def _device(value: Any) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise ContractError(f"must be cpu, cuda or cuda:N, got {value!r}")
+    return value
+
+
+@frozen(kw_only=True, field_transformer=errors_name_their_field)
 class Settings:
     """One pipeline. Field names are the CLI's options; a misspelt one is an error everywhere."""
 
     model_dir: Path = field(converter=to_path)
-    device: str = field(default="cuda", validator=_device)
+    device: str = field(default="cuda", converter=_device)
     dtype: Dtype = field(default=Dtype.BFLOAT16, converter=Dtype)
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
     linear: Linear = field(default=Linear.BF16, converter=Linear)

@@ -9,6 +9,8 @@ from vflash_ports.errors import ContractError
 FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
 AUDIO_CHANNELS = 2
+LEAD_LATENTS = 2
+"""What is left of a clip's latents once its last ones are dropped."""
 MIN_DURATION_S = 5
 MAX_DURATION_S = 15
 
@@ -51,7 +53,7 @@ def latent_frames(frames: int, *, clip_frames: int, clip_latents: int) -> int:
     """Latent frames of a 17n + 5 clip: 5n + 2."""
     if frames % clip_frames != clip_latents:
         raise ContractError(f"frames must be {clip_frames}n + {clip_latents}, got {frames}")
-    return (frames - clip_latents) // clip_frames * clip_latents + 2
+    return (frames - clip_latents) // clip_frames * clip_latents + LEAD_LATENTS
 
 
 def audio_latents(frames: int) -> int:

@@ -28,6 +28,21 @@ def whole_number(low: int, high: int, *, name: str | None = None) -> Callable[[A
     return check
 
 
+def errors_name_their_field(_: type, attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """A `field_transformer`: what a converter refuses is refused by the field's own name."""
+    return [item.evolve(converter=_named(item.converter)) if item.converter else item for item in attributes]
+
+
+def _named(convert: Any) -> Any:
+    def named(value: Any, attribute: attrs.Attribute[Any]) -> Any:
+        try:
+            return convert(value)
+        except ContractError as error:
+            raise ContractError(f"{attribute.name}: {error}") from None
+
+    return attrs.Converter(named, takes_field=True)
+
+
 def to_path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ContractError(f"expected a path, got {value!r}")

@@ -11,11 +11,38 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from vflash.domain.duration import AUDIO_LATENTS_PER_SECOND, LEAD_LATENTS
+from vflash.domain.schedule import VIDEO_SHIFT
 from vflash_ports.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 4 << 20
 TEXT_HIDDEN_STATE = 50
 """The unnormalised hidden state of Qwen3-VL that conditions the model; no config carries it."""
+
+
+def _whole(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+        raise CheckpointError(f"{what} must be a positive whole number, got {value!r}")
+    return value
+
+
+def _positive(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise CheckpointError(f"{what} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _wholes(what: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise CheckpointError(f"{what} must be a list of positive whole numbers, got {value!r}")
+    return tuple(_whole(what, item) for item in value)
+
+
+def _patch(value: Any) -> tuple[int, int, int]:
+    match _wholes("transformer config: patch_size", value):
+        case (1, height, width):
+            return 1, height, width
+    raise CheckpointError(f"transformer config: patch_size must be [1, height, width], got {value!r}")
 
 
 @frozen(kw_only=True)
@@ -30,7 +57,7 @@ class DenoiserFacts:
     ffn_dim: int = 14336
     in_channels: int = 24
     audio_in_channels: int = 32
-    patch_size: tuple[int, int, int] = field(default=(1, 2, 2), converter=tuple)
+    patch_size: tuple[int, int, int] = field(default=(1, 2, 2), converter=_patch)
     text_dim: int = 5120
     freq_dim: int = 256
     time_embed_hidden_dim: int = 5376
@@ -50,12 +77,12 @@ class DenoiserFacts:
         return self.in_channels * math.prod(self.patch_size)
 
     def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            numbers = value if isinstance(value, tuple) else (value,)
-            if not all(isinstance(n, int | float) and not isinstance(n, bool) and n > 0 for n in numbers):
-                raise CheckpointError(f"transformer config: {name} must be positive, got {value!r}")
-        if self.patch_size[0] != 1:
-            raise CheckpointError(f"transformer config: patch_size must start with 1, got {self.patch_size}")
+        for item in attrs.fields(DenoiserFacts):
+            what, value = f"transformer config: {item.name}", getattr(self, item.name)
+            if isinstance(item.default, float):
+                _positive(what, value)
+            elif item.name != "patch_size":
+                _whole(what, value)
         if 6 * self.rope_freq_dim > self.attention_head_dim:
             raise CheckpointError(
                 f"transformer config: 6 * rope_freq_dim ({6 * self.rope_freq_dim}) is larger than "
@@ -93,6 +120,14 @@ class ModelFacts:
     video_shift: float
     audio_shift: float
 
+    def __attrs_post_init__(self) -> None:
+        for what, rows, latents in (
+            ("transformer in_channels", self.denoiser.in_channels, self.codec.latent_channels),
+            ("transformer audio_in_channels", self.denoiser.audio_in_channels, self.codec.audio_latent_channels),
+        ):
+            if rows != latents:
+                raise CheckpointError(f"{what} is {rows}, but its VAE's latent_channels is {latents}; they must agree")
+
     @property
     def canvas_multiple(self) -> int:
         """What width and height must be a multiple of: the VAE's ratio times the patch."""
@@ -115,16 +150,20 @@ def read_model_facts(model_dir: Path, *, denoiser: str = "transformer") -> Model
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size."""
     try:
-        size = file.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{file} has {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
-        value = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            body = stream.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; the checkpoint download is not complete") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if len(body) > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes, which no config is")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object")
+        raise CheckpointError(f"{file} must hold a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -138,23 +177,28 @@ def _denoiser(config: Mapping[str, Any]) -> DenoiserFacts:
 
 
 def _codec(video: Mapping[str, Any], audio: Mapping[str, Any]) -> CodecFacts:
-    try:
-        temporal = math.prod(video.get("temporal_downsample_factors", (1, 2, 2, 1, 1, 1)))
-        clip_frames = int(video.get("clip_length", 17))
-        facts = CodecFacts(
-            latent_channels=int(video.get("latent_channels", 24)),
-            spatial_ratio=math.prod(video.get("spatial_downsample_factors", (2, 2, 2, 2, 1, 1))),
-            clip_frames=clip_frames,
-            clip_latents=math.ceil(clip_frames / temporal),
-            audio_latent_channels=int(audio.get("latent_channels", 32)),
-            sample_rate_hz=int(audio.get("sampling_rate", 32000)),
-            hop=math.prod(audio.get("encoder_rates", (2, 4, 4, 5, 5))),
-        )
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise CheckpointError(f"vae or audio_vae config is not readable: {error}") from error
-    if facts.sample_rate_hz != 40 * facts.hop:
+    def sizes(name: str, default: tuple[int, ...]) -> int:
+        return math.prod(_wholes(f"vae config: {name}", video.get(name, default)))
+
+    clip_frames = _whole("vae config: clip_length", video.get("clip_length", 17))
+    facts = CodecFacts(
+        latent_channels=_whole("vae config: latent_channels", video.get("latent_channels", 24)),
+        spatial_ratio=sizes("spatial_downsample_factors", (2, 2, 2, 2, 1, 1)),
+        clip_frames=clip_frames,
+        clip_latents=math.ceil(clip_frames / sizes("temporal_downsample_factors", (1, 2, 2, 1, 1, 1))),
+        audio_latent_channels=_whole("audio_vae config: latent_channels", audio.get("latent_channels", 32)),
+        sample_rate_hz=_whole("audio_vae config: sampling_rate", audio.get("sampling_rate", 32000)),
+        hop=math.prod(_wholes("audio_vae config: encoder_rates", audio.get("encoder_rates", (2, 4, 4, 5, 5)))),
+    )
+    if facts.sample_rate_hz != AUDIO_LATENTS_PER_SECOND * facts.hop:
         raise CheckpointError(
-            f"audio_vae config: sampling_rate {facts.sample_rate_hz} must be 40 latents a second times hop {facts.hop}"
+            f"audio_vae config: sampling_rate {facts.sample_rate_hz} must be {AUDIO_LATENTS_PER_SECOND} latents a "
+            f"second times hop {facts.hop}"
+        )
+    # A clip's own five latents less the dropped ones are the two that lead in: 17n + 5 frames are 5n + 2 latents.
+    if video.get("token_drop", 3) != facts.clip_latents - LEAD_LATENTS:
+        raise CheckpointError(
+            f"vae config: token_drop must be {facts.clip_latents - LEAD_LATENTS}, got {video['token_drop']!r}"
         )
     return facts
 
@@ -166,15 +210,9 @@ def _geometry(model_dir: Path) -> GeometryFacts:
         index = {**index, **read_json(modular)}
     values = {}
     for item in attrs.fields(GeometryFacts):
-        value = index.get(item.name, item.default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise CheckpointError(f"{model_dir}: {item.name} must be a positive whole number, got {value!r}")
-        values[item.name] = value
+        values[item.name] = _whole(f"{model_dir}: {item.name}", index.get(item.name, item.default))
     return GeometryFacts(**values)
 
 
 def _shift(file: Path) -> float:
-    value = read_json(file).get("shift", 12.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise CheckpointError(f"{file}: shift must be a positive number, got {value!r}")
-    return float(value)
+    return _positive(f"{file}: shift", read_json(file).get("shift", VIDEO_SHIFT))

@@ -61,6 +61,12 @@ def plan_request(request: VideoRequest, facts: ModelFacts, *, keyframe_size: tup
     )
 
 
+def check_plan(request: VideoRequest, facts: ModelFacts) -> None:
+    """What can be refused before an input is opened: all of the plan, unless its canvas follows a keyframe."""
+    if request.width is not None or not (request.first_frame or request.last_frame):
+        plan_request(request, facts)
+
+
 def denoiser_folder(mode: Mode) -> str:
     """References run on their own weights."""
     return "transformer_ref" if mode is Mode.REF2VA else "transformer"

@@ -13,7 +13,7 @@ from attrs.converters import optional
 from attrs.validators import optional as maybe
 
 from vflash.domain.duration import MAX_DURATION_S, MIN_DURATION_S
-from vflash.domain.fields import to_path, whole_number
+from vflash.domain.fields import errors_name_their_field, to_path, whole_number
 from vflash.domain.schedule import MAX_EVALUATIONS
 from vflash_ports.errors import ContractError
 
@@ -71,19 +71,19 @@ def reference(value: Any) -> Reference:
 
 def _references(values: Any) -> tuple[Reference, ...]:
     if isinstance(values, str | Path | Reference) or not isinstance(values, Sequence):
-        raise ContractError(f"references must be a list of paths in order, got {values!r}")
+        raise ContractError(f"must be a list of paths in order, got {values!r}")
     return tuple(reference(value) for value in values)
 
 
 def _prompt(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ContractError(f"prompt must be a text that is not blank, got {value!r}")
+        raise ContractError(f"must be a text that is not blank, got {value!r}")
     if len(value) > MAX_PROMPT_CHARS:
-        raise ContractError(f"prompt has {len(value)} characters; at most {MAX_PROMPT_CHARS} are taken")
+        raise ContractError(f"has {len(value)} characters; at most {MAX_PROMPT_CHARS} are taken")
     return value
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=errors_name_their_field)
 class VideoRequest:
     """One clip. Sizes in pixels, `duration_s` in whole seconds, `steps` in model evaluations.
 

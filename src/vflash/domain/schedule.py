@@ -18,7 +18,7 @@ CLEAN_TIMESTEP = 1.0
 
 def _shift(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
-        raise ContractError(f"a flow shift must be a positive number, got {value!r}")
+        raise ContractError(f"a flow shift must be a positive number below 1000, got {value!r}")
     return float(value)
 
 
@@ -29,8 +29,3 @@ class Schedule:
     evaluations: int = field(validator=whole_number(1, MAX_EVALUATIONS, name="steps"))
     video_shift: float = field(default=VIDEO_SHIFT, converter=_shift)
     audio_shift: float = field(default=AUDIO_SHIFT, converter=_shift)
-
-
-def shifted_sigma(base: float, shift: float) -> float:
-    """sigma = s*b / (1 + (s - 1)*b) for b in [0, 1]: keeps 0 and 1, larger shifts stay noisy longer."""
-    return shift * base / (1 + (shift - 1) * base)

@@ -23,7 +23,7 @@ def sigma_grid(evaluations: int, shift: float) -> SigmaGrid:
     base = torch.linspace(1.0, 0.0, evaluations + 1, dtype=torch.float32)
     sigmas = shift * base / (1 + (shift - 1) * base)
     if not bool((sigmas[1:] < sigmas[:-1]).all()):
-        raise ContractError(f"steps {evaluations} with flow shift {shift} repeats a noise level; use fewer steps")
+        raise ContractError(f"steps {evaluations} with flow shift {shift:g} repeats a noise level; use fewer steps")
     return SigmaGrid(sigmas=sigmas, timesteps=1.0 - sigmas[:-1])
 
 

@@ -161,10 +161,7 @@ class PreparedDenoiser:
         x = self._pack(evaluation, video_rows, audio_rows)
         for block, weights in enumerate(self.denoiser.stack.blocks(self.run.observer, evaluation=evaluation)):
             x = self._block(weights, x, block, evaluation)
-        with self.run.observer.phase("final_layer", evaluation=evaluation):
-            video = self._head("proj_out", x[self.index.target_video], Role.VIDEO, evaluation)
-            audio = self._head("audio_proj_out", x[self.index.target_audio], Role.AUDIO, evaluation)
-        return video, audio
+        return self._velocities(x, evaluation)
 
     def first_non_finite(self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor) -> str:
         """Run the evaluation again, looking at every block: where NaN or infinity first appears."""
@@ -175,6 +172,8 @@ class PreparedDenoiser:
             x = self._block(weights, x, block, evaluation)
             if not bool(x.isfinite().all()):
                 return f"block {block}"
+        if all(bool(velocity.isfinite().all()) for velocity in self._velocities(x, evaluation)):
+            return "a place that a second run of the evaluation did not show: the device may be faulty"
         return "the output heads"
 
     def _pack(self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor) -> torch.Tensor:
@@ -190,6 +189,12 @@ class PreparedDenoiser:
         return run_block(
             weights, self.run, x, self.tables.blocks[block][evaluation], block=block, evaluation=evaluation
         )
+
+    def _velocities(self, x: torch.Tensor, evaluation: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.run.observer.phase("final_layer", evaluation=evaluation):
+            video = self._head("proj_out", x[self.index.target_video], Role.VIDEO, evaluation)
+            audio = self._head("audio_proj_out", x[self.index.target_audio], Role.AUDIO, evaluation)
+        return video, audio
 
     def _head(self, name: str, x: torch.Tensor, role: Role, evaluation: int) -> torch.Tensor:
         aux, facts = self.denoiser.auxiliary, self.denoiser.facts

@@ -36,18 +36,18 @@ def decode(latents: Latents, length: ClipLength, facts: CodecFacts, codec: Laten
     )
 
 
+@torch.inference_mode()  # entered anew for each chunk, so that it never leaks into the consumer
 def _delivered(chunks: Iterator[torch.Tensor], length: ClipLength, observer: Observer) -> Iterator[torch.Tensor]:
     """Whole chunks until the delivered count is reached; the model's surplus frames are dropped."""
     done = 0
-    with torch.inference_mode():
-        for chunk in chunks:
-            part = chunk[: length.delivered_frames - done]
-            done += len(part)
-            observer.progress("decoding", done, length.delivered_frames)
-            if len(part):
-                yield part
-            if done == length.delivered_frames:
-                return
+    for chunk in chunks:
+        part = chunk[: length.delivered_frames - done]
+        done += len(part)
+        observer.progress("decoding", done, length.delivered_frames)
+        if len(part):
+            yield part
+        if done == length.delivered_frames:
+            return
     raise DeliveryError(f"the video decoder gave {done} frames; {length.delivered_frames} are needed")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from vflash.domain.canvas import canvas_for_aspect, reference_picture_size
 from vflash.domain.model_facts import ModelFacts
-from vflash.domain.plan import Plan, plan_request
+from vflash.domain.plan import Plan, check_plan, plan_request
 from vflash.domain.references import SampledFrames, sample_frames
 from vflash.domain.request import Reference, ReferenceKind, VideoRequest, check_labels
 from vflash_ports.media import PictureFit, ReferenceReader
@@ -61,7 +61,7 @@ class Gathered:
 
 def gather(request: VideoRequest, facts: ModelFacts, reader: ReferenceReader) -> Gathered:
     """Raises `MediaError` for a file that cannot be used, `ContractError` for a plan that cannot be made."""
-    plan_request(_without_canvas(request), facts)
+    check_plan(request, facts)
     keyframes = [
         (reader.picture(path), last)
         for path, last in ((request.first_frame, False), (request.last_frame, True))
@@ -82,11 +82,6 @@ def gather(request: VideoRequest, facts: ModelFacts, reader: ReferenceReader) ->
     inputs += [_reference(item, number, plan, facts, reader) for number, item in enumerate(request.references, 1)]
     _check_sound_labels(request, inputs)
     return Gathered(plan=plan, inputs=tuple(inputs))
-
-
-def _without_canvas(request: VideoRequest) -> VideoRequest:
-    """For what can be refused before a keyframe is opened: everything but a canvas that follows it."""
-    return request if request.width is not None else evolve(request, first_frame=None, last_frame=None, references=())
 
 
 def _reference(item: Reference, number: int, plan: Plan, facts: ModelFacts, reader: ReferenceReader) -> Input:
