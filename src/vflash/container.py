@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
-from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
 from vflash.engine import Engine
@@ -24,6 +23,7 @@ from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
+from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.encoding import Encoding
@@ -112,7 +112,7 @@ class Container(containers.DeclarativeContainer):
     residency: Provider[Residency] = providers.Selector(settings.provided.weight_residency, **RESIDENCY)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
-    latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes)
+    latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes, weights=weights)
     text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
     text_encoder: Provider[TextEncoderProvider] = providers.Singleton(
         Qwen3VLProvider, hidden_state_index=TEXT_HIDDEN_STATE, loader=text_encoder_loader

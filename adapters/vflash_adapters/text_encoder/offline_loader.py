@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from vflash_adapters.strict_json import parse_object
 from vflash_adapters.text_encoder.prefix import layers_kept
 from vflash_ports.errors import CheckpointError
 
@@ -76,10 +76,10 @@ def _check_files(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     needed = {folder / "config.json"}
     if index.is_file():
-        try:
-            needed |= {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(f"{index} is not a weight index: {error}") from error
+        weight_map = parse_object(index.read_bytes(), str(index)).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map; download the text encoder again")
+        needed |= {folder / str(name) for name in weight_map.values()}
     else:
         needed.add(folder / "model.safetensors")
     missing = sorted(path.name for path in needed if not path.is_file())

@@ -6,14 +6,13 @@ interpolation of uint8 is what the public processors end in, so the values are b
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import frozen
 
+from vflash_adapters.strict_json import parse_object
 from vflash_ports.errors import CheckpointError, MediaError
 
 _LARGEST_ASPECT = 200
@@ -53,9 +52,10 @@ class VisionBlock:
 def read_recipe(path: Path) -> VisionRecipe:
     """A `preprocessor_config.json` or `video_preprocessor_config.json`."""
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}; copy it again from the release") from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; copy it again from the release") from error
+    config = parse_object(content, str(path))
     for key, wanted in _FIXED.items():
         if config.get(key) not in (None, wanted):
             raise CheckpointError(f"{path} sets {key} to {config[key]!r}; only {wanted!r} is supported")

@@ -1,0 +1,127 @@
+"""The released VAEs, run by diffusers, with the released recipes around them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from vflash_adapters.latent_codec.decode_windows import decode_windows
+from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae
+from vflash_ports.errors import ClosedError, ContractError, NonFiniteError
+from vflash_ports.weights import WeightOpener
+
+# ImageNet's statistics over [0, 1], the video VAE's pixel convention.
+_PIXEL_MEAN = (0.485, 0.456, 0.406)
+_PIXEL_STD = (0.229, 0.224, 0.225)
+
+# Conditions are sampled with a seed of their own, so that a picture always encodes to the same latents.
+_POSTERIOR_SEED = 42
+
+
+@frozen(kw_only=True)
+class DiffusersVaes:
+    """`weights` opens `vae/` and `audio_vae/`."""
+
+    weights: WeightOpener
+
+    @contextmanager
+    def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[DiffusersCodec]:
+        codec = DiffusersCodec(model_dir=model_dir, weights=self.weights, device=device, dtype=dtype)
+        try:
+            yield codec
+        finally:
+            codec.close()
+
+
+@define(kw_only=True, eq=False)
+class DiffusersCodec:
+    """Always tiled, as released. Each VAE is loaded at its first use; after the scope, `ClosedError`."""
+
+    _model_dir: Path
+    _weights: WeightOpener
+    _device: torch.device
+    _dtype: torch.dtype
+    _loaded: dict[str, Any] = field(factory=dict, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        vae = self._vae(VIDEO_VAE)
+        frames = pixels.to(self._device).permute(3, 0, 1, 2)[None]
+        mean, std = _per_channel(_PIXEL_MEAN, frames), _per_channel(_PIXEL_STD, frames)
+        with torch.no_grad():
+            posterior = vae.encode((frames.to(torch.float32).div(255.0) - mean) / std, return_dict=False)[0]
+        sample = posterior.sample(generator=torch.Generator().manual_seed(_POSTERIOR_SEED))
+        # The model was trained on conditions that had passed through float16.
+        latents = sample.to(torch.float16).float().cpu()
+        mean, std = _statistics(vae, latents, channel_axis=1)
+        return _finite((latents - mean) / std, "the video VAE's encoding")
+
+    def encode_waveform(self, waveform: torch.Tensor) -> torch.Tensor:
+        if not waveform.shape[-1]:
+            raise ContractError("a reference sound has no samples; leave it out")
+        vae = self._vae(AUDIO_VAE)
+        with torch.no_grad():
+            posterior = vae.encode(waveform.to(self._device)[:, None], return_dict=False)[0]
+        latents = posterior.mode().float().cpu().transpose(1, 2)
+        mean, std = _statistics(vae, latents, channel_axis=2)
+        return _finite((latents - mean) / std, "the audio VAE's encoding")
+
+    def decode_video(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        vae = self._vae(VIDEO_VAE)
+        latents = latents.to(self._device)
+        mean, std = _statistics(vae, latents, channel_axis=1)
+        for number, clip in enumerate(decode_windows(vae, latents * std + mean)):
+            pixels = clip.float() * _per_channel(_PIXEL_STD, clip) + _per_channel(_PIXEL_MEAN, clip)
+            checked = _finite(pixels, f"decoded video clip {number}")
+            yield checked.clamp(0, 1)[0].transpose(0, 1).contiguous().cpu()
+
+    def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = self._vae(AUDIO_VAE)
+        latents = latents.to(self._device)
+        mean, std = _statistics(vae, latents, channel_axis=1)
+        # The decoder clamps its output, so an infinity is only visible before it.
+        ready = _finite(latents * std + mean, "the audio latents")
+        with torch.no_grad():
+            waveform = vae.decode(ready, return_dict=False)[0]
+        return _finite(waveform.float()[:, 0].cpu(), "the decoded waveform")
+
+    def close(self) -> None:
+        """Release both VAEs; idempotent."""
+        self._closed = True
+        self._loaded.clear()
+        gc.collect()  # modules refer to each other in cycles
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _vae(self, kind: VaeKind) -> Any:
+        if self._closed:
+            raise ClosedError("the VAEs were released when their scope ended; open the codec again")
+        if kind.folder not in self._loaded:
+            self._loaded[kind.folder] = load_vae(
+                kind, self._model_dir, weights=self._weights, device=self._device, dtype=self._dtype
+            )
+        return self._loaded[kind.folder]
+
+
+def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=like.device).view(1, -1, 1, 1, 1)
+
+
+def _statistics(vae: Any, like: torch.Tensor, *, channel_axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = [-1 if axis == channel_axis else 1 for axis in range(like.ndim)]
+    mean, std = (
+        torch.tensor(values, device=like.device) for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return mean.view(shape), std.view(shape)
+
+
+def _finite(values: torch.Tensor, what: str) -> torch.Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise NonFiniteError(f"{what} holds NaN or infinity")
+    return values
