@@ -26,6 +26,7 @@ def _load(name: str, path: Path) -> object:
 
 
 _load("oracle", Path(__file__).parent / "golden" / "oracle.py")
+_load("exports", Path(__file__).parent / "exports.py")
 
 
 @pytest.fixture(scope="session")

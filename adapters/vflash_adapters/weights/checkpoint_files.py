@@ -12,6 +12,7 @@ from attrs import frozen
 
 from vflash_adapters.strict_json import brief, parse_object
 from vflash_adapters.weights.file_identity import FileIdentity, identity_of, open_regular
+from vflash_adapters.weights.safetensors_header import known_container
 from vflash_ports.errors import CheckpointError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -51,7 +52,7 @@ def find_component_files(path: Path) -> ComponentFiles:
     if path.name.endswith(INDEX_SUFFIX):
         return _from_index(path)
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: not a .safetensors file nor a {INDEX_SUFFIX[1:]} file")
+        raise CheckpointError(f"{path}: {_container(path)}, not a .safetensors file nor a {INDEX_SUFFIX[1:]} file")
     _refuse_leftovers(path.parent, lambda name: name.startswith(path.name))
     _refuse_leftovers(path.parent / HUB_DOWNLOADS, lambda name: name.startswith(path.name))
     return ComponentFiles(shards=(path,), index=None)
@@ -104,6 +105,11 @@ def read_index(path: Path) -> ComponentIndex:
                 f"{path}: tensor {brief(name)} points to {brief(shard)}, which is not a file of this folder"
             )
     return ComponentIndex(path=path, identity=identity, sha256=hashlib.sha256(body).hexdigest(), weight_map=weight_map)
+
+
+def _container(path: Path) -> str:
+    with open_regular(path) as descriptor:
+        return known_container(os.pread(descriptor, 8, 0)) or "unknown content"
 
 
 def _is_plain_name(shard: Any) -> bool:

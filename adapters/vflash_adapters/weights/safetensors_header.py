@@ -21,6 +21,12 @@ MAX_HEADER_BYTES = 16 * 2**20  # the released 33 B transformer needs 60 KB
 MAX_RANK = 16
 MAX_COUNT = 2**63 - 1  # torch and the kernel count in signed 64 bits
 METADATA_KEY = "__metadata__"
+_OTHER_CONTAINERS = (
+    (b"GGUF", "a GGUF file"),
+    (b"PK\x03\x04", "a zip archive (a pickle checkpoint?)"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+)
 
 
 @frozen(kw_only=True)
@@ -55,6 +61,8 @@ def parse_header_length(prefix: bytes, *, file_bytes: int, label: str) -> int:
             f"{label}: {file_bytes} bytes is too short for a safetensors file; download the file again"
         )
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES and (container := known_container(prefix)):
+        raise CheckpointError(f"{label}: {container}, not safetensors; get the safetensors file instead")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{label}: the header claims {length} bytes, more than the {MAX_HEADER_BYTES} allowed; "
@@ -65,6 +73,11 @@ def parse_header_length(prefix: bytes, *, file_bytes: int, label: str) -> int:
             f"{label}: the header claims {length} bytes but the file holds only {file_bytes}; download the file again"
         )
     return length
+
+
+def known_container(prefix: bytes) -> str | None:
+    """What a file that begins with `prefix` is, if it is one of the formats that are never read."""
+    return next((name for magic, name in _OTHER_CONTAINERS if prefix.startswith(magic)), None)
 
 
 def parse_header(body: bytes, *, file_bytes: int, label: str) -> SafetensorsHeader:

@@ -124,3 +124,8 @@ def test_header_length_is_checked_before_allocation(prefix: bytes, file_bytes: i
     """A length that the file cannot hold, or larger than the cap, is refused from the first eight bytes alone."""
     with pytest.raises(CheckpointError, match=words):
         parse_header_length(prefix, file_bytes=file_bytes, label="w.safetensors")
+
+
+def test_a_header_as_long_as_a_pickle_mark_is_no_pickle() -> None:
+    """640 bytes of header begin with the two bytes of a pickle; only impossible lengths are looked at for marks."""
+    assert parse_header_length(b"\x80\x02\0\0\0\0\0\0", file_bytes=10_000, label="w") == 640
