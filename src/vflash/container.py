@@ -22,9 +22,11 @@ from vflash.stages.loudness import levels
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
+from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
+from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear
 from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
@@ -102,11 +104,19 @@ class Container(containers.DeclarativeContainer):
     weights: Provider[WeightOpener] = providers.Selector(
         settings.provided.weight_reading, mmap=providers.Object(MmapWeights)
     )
+    w8a8: Provider[LinearExecution] = providers.Singleton(
+        W8A8Linear, activation_quantizer=settings.provided.fp8_quantizer, fast_accum=settings.provided.fp8_fast_accum
+    )
     linear: Provider[LinearExecution] = providers.Selector(
-        settings.provided.linear, bf16=providers.Singleton(Bf16Linear)
+        settings.provided.linear,
+        **{"bf16": providers.Singleton(Bf16Linear), "fp8-weight-only": providers.Singleton(Fp8WeightOnlyLinear)},
+        w8a8=w8a8,
     )
     block_kernels: Provider[BlockKernels] = providers.Selector(
-        settings.provided.block_kernels, torch=providers.Singleton(TorchBlockKernels)
+        settings.provided.block_kernels,
+        auto=providers.Singleton(default_block_kernels, device),
+        torch=providers.Singleton(TorchBlockKernels),
+        triton=providers.Singleton(triton_block_kernels),
     )
     attention: Provider[Attention] = providers.Selector(settings.provided.attention_backend, **ATTENTION)
     residency: Provider[Residency] = providers.Selector(settings.provided.weight_residency, **RESIDENCY)

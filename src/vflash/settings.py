@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
+from attrs.validators import instance_of
 from attrs.validators import optional as maybe
 
 from vflash.domain.fields import Choice, errors_name_their_field, to_path, whole_number
@@ -30,10 +31,23 @@ class AttentionBackend(Choice):
 
 class Linear(Choice):
     BF16 = "bf16"
+    FP8_WEIGHT_ONLY = "fp8-weight-only"
+    W8A8 = "w8a8"
+
+
+class Fp8Quantizer(Choice):
+    """How `w8a8` quantises activations that no kernel emitted in FP8."""
+
+    TRITON = "triton"
+    TORCH = "torch"
 
 
 class BlockKernelSet(Choice):
+    """`auto` is triton on CUDA and torch elsewhere; the receipt names the one that ran."""
+
+    AUTO = "auto"
     TORCH = "torch"
+    TRITON = "triton"
 
 
 class WeightResidency(Choice):
@@ -77,7 +91,9 @@ class Settings:
     dtype: Dtype = field(default=Dtype.BFLOAT16, converter=Dtype)
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
     linear: Linear = field(default=Linear.BF16, converter=Linear)
-    block_kernels: BlockKernelSet = field(default=BlockKernelSet.TORCH, converter=BlockKernelSet)
+    fp8_quantizer: Fp8Quantizer = field(default=Fp8Quantizer.TRITON, converter=Fp8Quantizer)
+    fp8_fast_accum: bool = field(default=False, validator=instance_of(bool))
+    block_kernels: BlockKernelSet = field(default=BlockKernelSet.AUTO, converter=BlockKernelSet)
     weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)
     weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)

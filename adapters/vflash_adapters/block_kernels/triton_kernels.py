@@ -21,6 +21,11 @@ class TritonBlockKernels:
 
     name = "triton"
 
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """CUDA, or Triton's interpreter."""
+        if device.type != "cuda" and not triton.knobs.runtime.interpret:
+            raise UnsupportedError(f"{_NAME} run on CUDA, not on {device}: choose block kernels 'torch'")
+
     def norm_modulate(
         self,
         x: torch.Tensor,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from attrs import frozen
 
-from vflash_adapters.linear.row_fp8 import RowFP8Execution, check_scaled_gemm, check_weight
+from vflash_adapters.linear.row_fp8 import (
+    ActivationQuantizer,
+    RowFP8Execution,
+    check_device,
+    check_scaled_gemm,
+    check_weight,
+)
 from vflash_adapters.linear.row_quantiser import quantise_rows
 from vflash_ports.errors import UnsupportedError
 from vflash_ports.linear import ActivationFormat, BoundLinear, Fp8Rows, PackedLinear
@@ -18,6 +24,9 @@ class Fp8WeightOnlyLinear:
 
     def __init__(self) -> None:
         self.execution = RowFP8Execution("weight-only")
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Runs wherever torch does."""
 
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """[out, in] floating point -> E4M3 codes and row scales. A weight stored in FP8 is bound without packing."""
@@ -37,6 +46,14 @@ class W8A8Linear:
 
     def __init__(self, *, activation_quantizer: str, fast_accum: bool = False) -> None:
         self.execution = RowFP8Execution("w8a8", activation_quantizer=activation_quantizer, fast_accum=fast_accum)
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        """BF16 models; the GPU must be admitted, and the fused quantiser needs one."""
+        if dtype != torch.bfloat16:
+            raise UnsupportedError(f"linear 'w8a8' runs bfloat16 models, not {dtype}: choose dtype bfloat16")
+        check_device(device)
+        if self.execution.activation_quantizer is ActivationQuantizer.TRITON and device.type != "cuda":
+            raise UnsupportedError(f"the triton quantiser needs CUDA, not {device}: name the torch quantiser")
 
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """[out, in] BF16 -> E4M3 codes and row scales. `UnsupportedError` for what torch cannot multiply there."""

@@ -150,9 +150,14 @@ def check_scaled_gemm(codes: torch.Tensor) -> None:
             f"w8a8 needs both weight dimensions to be multiples of {_ALIGNMENT}, not {tuple(codes.shape)}: "
             "leave this layer in bf16 or fp8-weight-only"
         )
-    if codes.is_cuda and _capability(codes.device) not in ADMITTED_CAPABILITIES:
+    check_device(codes.device)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `UnsupportedError` where W8A8 is not admitted."""
+    if device.type == "cuda" and _capability(device) not in ADMITTED_CAPABILITIES:
         raise UnsupportedError(
-            f"w8a8 is admitted on compute capability 9.0 and 12.0, not on {codes.device}: use fp8-weight-only or bf16"
+            f"w8a8 is admitted on compute capability 9.0 and 12.0, not on {device}: use fp8-weight-only or bf16"
         )
 
 
