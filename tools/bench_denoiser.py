@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from denoiser_bench.blocks import FFN_CHUNKS, OurBlock, errors
+from denoiser_bench.blocks import OurBlock, errors
 from denoiser_bench.case import RawBlock, Sequence, Sizes, modulation_table, random_block, random_sequence
 from denoiser_bench.floor import measure_floor
 from denoiser_bench.kernels import KernelInputs, kernel_errors, kernel_times, launch_sweep, quantiser_figures
@@ -42,6 +42,7 @@ from vflash_ports.block_kernels import BlockKernels
 
 LENGTHS = (38000, 18175, 55413, 4096, 8000)
 COMPILED_LENGTHS = (38000, 18175, 55413)
+CHUNK_ROWS = 16384  # as the product's default
 SMALL = Sizes(hidden=64, heads=4, head_dim=32, ffn=96, time_dim=48, rotary=24)  # on a CPU, to try the script itself
 
 
@@ -68,7 +69,7 @@ class Bench:
             return run()
         except Exception:  # the rest of a paid run is worth more than the first failure, which is reported and exits 1
             self.report["failed"][name] = traceback.format_exc()
-            print(f"{name} failed:\n{traceback.format_exc()}", flush=True)
+            print(f"{name} failed: {traceback.format_exc().strip().splitlines()[-1][:200]}", flush=True)
             return None
         finally:
             self.report["seconds"][name] = round(perf_counter() - begun, 1)
@@ -163,15 +164,14 @@ class Bench:
             device=self.device,
             base_bytes=allocated_bytes(self.device) - sequence.x.nbytes,
         )
-        chunks = section("bf16", lambda: ours.chunk_table(variants["bf16"]))
-        figures["bf16"] = chunks
-        chunk = int(min(chunks, key=lambda c: chunks[c]["ms"])) if chunks else FFN_CHUNKS[0]
+        figures["bf16"] = section("bf16", lambda: ours.parts_table(variants["bf16"]))
+        chunk = ours.chunk_rows(-(-rows // CHUNK_ROWS))
         for name in ("fp8-weight-only", "w8a8", "w8a8 fast"):
             figures[name] = section(name, partial(ours.figures, variants[name], chunk=chunk))
         if self.device.type == "cuda":
             figures["head groups"] = section(
                 "head groups",
-                lambda: {g: ours.figures(variants["bf16"], chunk=FFN_CHUNKS[1], head_groups=g) for g in (2, 4)},
+                lambda: {g: ours.figures(variants["bf16"], chunk=chunk, head_groups=g) for g in (1, 2, 4)},
             )
             if rows <= 8000:
                 figures["graph"] = section("graph", lambda: ours.graph_figures(variants["bf16"]))
@@ -221,7 +221,7 @@ def summary(report: dict[str, Any]) -> str:
         lines.append(f"{name}: " + "; ".join(f"{setting} {ms:.3f}" for setting, ms in times.items()))
     for rows, figures in report["lengths"].items():
         lines += _length_lines(rows, figures)
-    lines += [f"FAILED {name}: {text.strip().splitlines()[-1]}" for name, text in report["failed"].items()]
+    lines += [f"FAILED {name}: {text.strip().splitlines()[-1][:200]}" for name, text in report["failed"].items()]
     return "\n".join(lines)
 
 
@@ -235,8 +235,8 @@ def _length_lines(rows: str, figures: dict[str, Any]) -> list[str]:
         f"== {rows} rows: floor bf16 {floor['bf16_ms']:.2f}, w8a8 {floor['w8a8_ms']:.2f} "
         f"(fast {floor['w8a8_fast_ms']:.2f}) | {gemms} | {attention}"
     ]
-    for chunk, made in (figures.get("bf16") or {}).items():
-        lines.append(_row(f"bf16, FFN chunk {chunk}", made, floor["bf16_ms"]))
+    for parts, made in (figures.get("bf16") or {}).items():
+        lines.append(_row(f"bf16, rows in {parts} parts", made, floor["bf16_ms"]))
     for groups, made in (figures.get("head groups") or {}).items():
         lines.append(_row(f"bf16, {groups} head groups in place", made, floor["bf16_ms"]))
     for name, base in (("fp8-weight-only", "bf16_ms"), ("w8a8", "w8a8_ms"), ("w8a8 fast", "w8a8_fast_ms")):

@@ -37,13 +37,14 @@ class PackedLinear:
 class BoundLinear(Protocol):
     """`values` [rows, in] -> [rows, out] in the model's dtype.
 
-    Takes a dense tensor always, and `Fp8Rows` if it `consumes` them.
+    Takes a dense tensor always, and `Fp8Rows` if it `consumes` them. `out` [rows, out], contiguous, receives the result
+    and is returned: a caller that works in chunks of rows fills one tensor.
     """
 
     @property
     def consumes(self) -> ActivationFormat: ...
 
-    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor: ...
+    def __call__(self, values: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 class LinearExecution(Protocol):

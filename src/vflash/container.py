@@ -109,8 +109,9 @@ class Container(containers.DeclarativeContainer):
     )
     linear: Provider[LinearExecution] = providers.Selector(
         settings.provided.linear,
-        **{"bf16": providers.Singleton(Bf16Linear), "fp8-weight-only": providers.Singleton(Fp8WeightOnlyLinear)},
+        bf16=providers.Singleton(Bf16Linear),
         w8a8=w8a8,
+        **{"fp8-weight-only": providers.Singleton(Fp8WeightOnlyLinear)},
     )
     block_kernels: Provider[BlockKernels] = providers.Selector(
         settings.provided.block_kernels,

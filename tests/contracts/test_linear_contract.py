@@ -53,6 +53,16 @@ def test_no_rows_give_no_rows(execution: LinearExecution) -> None:
     assert execution.bind(execution.pack(draw(32, 16, 3)))(draw(0, 16, 4)).shape == (0, 32)
 
 
+def test_the_result_can_be_written_into_a_part_of_a_tensor(execution: LinearExecution) -> None:
+    """Chunks of rows fill one tensor, and come back as views of it."""
+    values, bound = draw(24, 32, 13), execution.bind(execution.pack(draw(48, 32, 14)))
+    whole = torch.full((24, 48), float("nan"), dtype=torch.bfloat16)
+    for start in (0, 16):
+        part = bound(values[start : start + 16], out=whole[start : start + 16])
+        assert part.data_ptr() == whole[start:].data_ptr()
+    assert relative_error(whole, bound(values).double()) < 4e-3
+
+
 def test_row_strided_values_are_read_in_place(execution: LinearExecution) -> None:
     """A view into a wider tensor gives what its contiguous copy gives."""
     wide = draw(24, 96, 5)

@@ -14,7 +14,7 @@ from vflash.model.block import BlockWeights, run_block
 from vflash_ports.attention import AttentionFn, AttentionReport
 from vflash_ports.block_kernels import BlockKernels
 
-FFN_CHUNKS = (5632, 11264, 16896)  # multiples of 44 tiles of 128 rows: whole waves of 132 multiprocessors in ffn out
+PARTS = (1, 2, 3, 4, 6)  # the rows go through QKV and FFN in so many equal parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,11 +48,12 @@ class OurBlock:
         time = milliseconds(call, self.device, repeats=5, batch=2)
         return {"ms": time, "peak_gib": peak_gib(call, self.device, self.base_bytes)}
 
-    def chunk_table(self, weights: BlockWeights) -> dict[str, dict[str, float]]:
-        """FFN in one piece, and in each chunk size shorter than the sequence."""
-        rows = self.sequence.x.shape[0]
-        chunks = [rows, *(chunk for chunk in FFN_CHUNKS if chunk < rows)]
-        return {str(chunk): self.figures(weights, chunk=chunk) for chunk in chunks}
+    def chunk_rows(self, parts: int) -> int:
+        return -(-self.sequence.x.shape[0] // parts)
+
+    def parts_table(self, weights: BlockWeights) -> dict[str, dict[str, float]]:
+        """Time and peak by the number of parts."""
+        return {str(parts): self.figures(weights, chunk=self.chunk_rows(parts)) for parts in PARTS}
 
     def refresh(self) -> None:
         """New x: repeated calls have made the old one large beside what a block adds."""
@@ -61,13 +62,13 @@ class OurBlock:
     def output(self, weights: BlockWeights) -> torch.Tensor:
         """The block's result on a copy of x."""
         before = self.sequence.x.clone()
-        result = self.call(weights, chunk=FFN_CHUNKS[0])().clone()
+        result = self.call(weights, chunk=self.chunk_rows(1))().clone()
         self.sequence.x.copy_(before)
         return result
 
     def graph_figures(self, weights: BlockWeights) -> dict[str, float]:
         """Launch overhead: queued eager calls against replays of one captured graph."""
-        call = self.call(weights, chunk=FFN_CHUNKS[0])
+        call = self.call(weights, chunk=self.chunk_rows(1))
         eager = milliseconds(call, self.device, batch=20)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -103,7 +103,7 @@ def modulation_table(block: RawBlock, sequence: Sequence, sizes: Sizes) -> torch
 
 
 def block_run(
-    sequence: Sequence, sizes: Sizes, kernels: BlockKernels, attend: AttentionFn, ffn_chunk_rows: int
+    sequence: Sequence, sizes: Sizes, kernels: BlockKernels, attend: AttentionFn, chunk_rows: int
 ) -> BlockRun:
     return BlockRun(
         kernels=kernels,
@@ -115,5 +115,5 @@ def block_run(
         heads=sizes.heads,
         norm_eps=EPS,
         qk_norm_eps=EPS,
-        ffn_chunk_rows=ffn_chunk_rows,
+        chunk_rows=chunk_rows,
     )

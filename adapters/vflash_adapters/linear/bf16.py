@@ -36,6 +36,8 @@ class _BoundDense:
     weight: torch.Tensor
     consumes = ActivationFormat.DENSE
 
-    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
         assert not isinstance(values, Fp8Rows), "a dense linear was fed FP8 rows: emit what it consumes"
-        return F.linear(values, self.weight)
+        if out is None:
+            return F.linear(values, self.weight)
+        return torch.mm(values, self.weight.t(), out=out)

@@ -86,9 +86,9 @@ class _BoundWeightOnly:
     scales: torch.Tensor
     consumes = ActivationFormat.DENSE
 
-    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
         assert not isinstance(values, Fp8Rows), "weight-only FP8 was fed FP8 rows: emit what it consumes"
-        return self.execution.linear(values, self.codes, self.scales)
+        return self.execution.linear(values, self.codes, self.scales, out=out)
 
 
 @frozen(kw_only=True, eq=False)
@@ -98,10 +98,10 @@ class _BoundW8A8:
     scales: torch.Tensor
     consumes = ActivationFormat.FP8_ROWS
 
-    def __call__(self, values: torch.Tensor | Fp8Rows) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(values, Fp8Rows):
-            return self.execution.linear_rows(values, self.codes, self.scales)
-        return self.execution.linear(values, self.codes, self.scales)
+            return self.execution.linear_rows(values, self.codes, self.scales, out=out)
+        return self.execution.linear(values, self.codes, self.scales, out=out)
 
 
 def _scales(name: str, packed: PackedLinear) -> torch.Tensor:

@@ -63,10 +63,17 @@ class RowFP8Execution:
         self._timer = ScopeTimer(measure)
 
     def linear(
-        self, values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+        self,
+        values: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """values [..., in] (at least 2-D; leading dimensions are flattened, rows may be strided), codes [out, in]
         E4M3, scales [out, 1] float32, bias [out] -> [..., out] in the values' dtype, which "w8a8" requires to be BF16.
+        `out` [rows, out] receives the result where it is given.
 
         No rows give no rows. A row with NaN or infinity gives a non-finite row and leaves the others alone.
         """
@@ -77,11 +84,11 @@ class RowFP8Execution:
             raise ContractError(f"values are on {values.device}, the weight is on {codes.device}: move one of them")
         flat = values if values.ndim == 2 else values.reshape(-1, values.shape[-1])
         if self.mode is RowFP8Mode.WEIGHT_ONLY:
-            result = self._weight_only(flat, codes, scales, bias)
+            result = self._weight_only(flat, codes, scales, bias, out)
         else:
             if values.dtype != torch.bfloat16:
                 raise UnsupportedError(f"w8a8 takes bfloat16 values, not {values.dtype}: run the model in bfloat16")
-            result = self.linear_rows(self.quantise(flat), codes, scales, bias)
+            result = self.linear_rows(self.quantise(flat), codes, scales, bias, out=out)
         return result.view(*values.shape[:-1], codes.shape[0])
 
     def quantise(self, values: torch.Tensor) -> Fp8Rows:
@@ -93,14 +100,22 @@ class RowFP8Execution:
             return _triton_quantiser()(values)
 
     def linear_rows(
-        self, rows: Fp8Rows, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+        self,
+        rows: Fp8Rows,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mode "w8a8" over rows that are quantised already: [rows, in] -> BF16 [rows, out]."""
         check_scaled_gemm(codes)
         self.counters.w8a8_calls += 1
         self.counters.rows += rows.codes.shape[0]
+        if out is None:
+            out = torch.empty(rows.codes.shape[0], codes.shape[0], dtype=torch.bfloat16, device=codes.device)
         if rows.codes.shape[0] == 0:
-            return rows.codes.new_empty(0, codes.shape[0], dtype=torch.bfloat16)
+            return out
         with self._timer.scope("gemm", codes.device):
             return torch._scaled_mm(
                 rows.codes,
@@ -110,6 +125,7 @@ class RowFP8Execution:
                 bias=bias,
                 out_dtype=torch.bfloat16,
                 use_fast_accum=self.fast_accum,
+                out=out,
             )
 
     def seconds(self) -> dict[str, float]:
@@ -117,7 +133,12 @@ class RowFP8Execution:
         return self._timer.seconds()
 
     def _weight_only(
-        self, values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+        self,
+        values: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
     ) -> torch.Tensor:
         if values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise UnsupportedError(f"weight-only FP8 takes bfloat16, float16 or float32 values, not {values.dtype}")
@@ -126,7 +147,11 @@ class RowFP8Execution:
         with self._timer.scope("restore", values.device):
             weight = restore_rows(codes, scales, values.dtype)
         with self._timer.scope("gemm", values.device):
-            return F.linear(values, weight, bias)
+            if out is None:
+                return F.linear(values, weight, bias)
+            if bias is None:
+                return torch.mm(values, weight.t(), out=out)
+            return torch.addmm(bias, values, weight.t(), out=out)
 
 
 def check_weight(codes: torch.Tensor, scales: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from attrs import frozen
 
@@ -38,7 +40,15 @@ class BlockRun:
     heads: int
     norm_eps: float
     qk_norm_eps: float
-    ffn_chunk_rows: int
+    chunk_rows: int
+
+    def chunks(self) -> Iterator[slice]:
+        """The packed rows in equal parts of at most `chunk_rows`, up to rounding to whole GEMM tiles of 128 rows."""
+        rows = self.roles.shape[0]
+        parts = max(1, -(-rows // self.chunk_rows))
+        step = -(-rows // parts)
+        step = -(-step // 128) * 128 if parts > 1 else max(1, step)
+        return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def run_block(
@@ -64,13 +74,15 @@ def _attention(
     evaluation: int,
 ) -> torch.Tensor:
     phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
-    with phase("attention_norm_modulate", **at):
-        normed = run.kernels.norm_modulate(
-            x, weights.norm1, shift, scale, run.roles, eps=run.norm_eps, emit=weights.qkv.consumes
-        )
-    with phase("qkv_projection", **at):
-        qkv = weights.qkv(normed)
-    del normed
+    qkv = x.new_empty(x.shape[0], 3 * run.heads * weights.norm_q.shape[0])
+    for part in run.chunks():
+        with phase("attention_norm_modulate", **at):
+            normed = run.kernels.norm_modulate(
+                x[part], weights.norm1, shift, scale, run.roles[part], eps=run.norm_eps, emit=weights.qkv.consumes
+            )
+        with phase("qkv_projection", **at):
+            weights.qkv(normed, out=qkv[part])
+            del normed
     with phase("qk_norm_rotary", **at):
         q, k, v = run.kernels.qk_norm_rope(
             qkv, weights.norm_q, weights.norm_k, run.cos, run.sin, heads=run.heads, eps=run.qk_norm_eps
@@ -94,10 +106,9 @@ def _feed_forward(
     block: int,
     evaluation: int,
 ) -> torch.Tensor:
-    """In chunks of rows, so that the [rows, 2 * FFN] activation is never whole in memory."""
+    """Each chunk of rows through the whole FFN, so that no [rows, 2 * FFN] activation is ever whole in memory."""
     phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
-    for start in range(0, x.shape[0], run.ffn_chunk_rows):
-        part = slice(start, start + run.ffn_chunk_rows)
+    for part in run.chunks():
         x_part, roles = x[part], run.roles[part]
         with phase("ffn_norm_modulate", **at):
             normed = run.kernels.norm_modulate(

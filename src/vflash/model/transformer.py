@@ -78,7 +78,7 @@ class Denoiser:
             heads=self.facts.num_attention_heads,
             norm_eps=self.facts.norm_eps,
             qk_norm_eps=self.facts.qk_norm_eps,
-            ffn_chunk_rows=self.ffn_chunk_rows,
+            chunk_rows=self.ffn_chunk_rows,
         )
         return PreparedDenoiser(
             denoiser=self, run=run, index=inputs.index, prefix=self._prefix(inputs), tables=self.tables(inputs)
