@@ -5,12 +5,11 @@
 Needs a CUDA device and diffusers 0.42.1 (`--no-peer` runs without it); under six minutes on one H200. Random weights
 and inputs, medians, dense attention. `--output` gets everything; what is printed last is the summary.
 
-Predicted before the first run on one H200 (copy 4.0 TB/s, BF16 GEMM 700, FP8 GEMM 1,300, cuDNN attention 580 TFLOP/s):
-norm + modulate 0.21 ms, q/k norm + rotary 0.56, gate + residual 0.32, SwiGLU 0.84 at 38,000 rows, if each kernel moves
-3.9 TB/s; so the exact block is 2.4 ms above its floor (1.022) at 38,000 rows and 1.03 at 18,175, W8A8 2.3 ms (1.025).
-Weight-only restores 385 M weights at 7 bytes each: 0.7 ms above BF16. Peak above weights 2.4 GiB: x, q, k, v and the
-attention output; writing each head group's output over its q saves 0.3 GiB for under 0.5 ms. FFN chunks of 11,264 rows
-cost under 1 %. Launch overhead below 1 % at 4,096 rows: 13 launches of 10 us each hide under 5.5 ms of work.
+Predicted for one H200 (copy 4.2 TB/s): norm + modulate 0.21 ms, q/k norm + rotary 0.56, gate + residual 0.32, SwiGLU
+0.84 at 38,000 rows, if each kernel moves 3.9 TB/s; so the exact block is 2.4 ms above its floor (1.022) at 38,000 rows
+and 1.03 at 18,175, W8A8 2.3 ms (1.025). Weight-only restores 385 M weights at 3 bytes each: 0.3 ms a pass above BF16,
+one pass for each part of the rows. Peak above weights 2.16 GiB: x, q, k, v and half the heads' output. Rows in three
+parts cost under 1 %. Launch overhead below 1 % at 4,096 rows: 13 launches of 10 us each hide under 5 ms of work.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ import torch
 
 from denoiser_bench.blocks import OurBlock, errors
 from denoiser_bench.case import RawBlock, Sequence, Sizes, modulation_table, random_block, random_sequence
-from denoiser_bench.floor import measure_floor
+from denoiser_bench.floor import floor_calls, floor_totals
 from denoiser_bench.kernels import KernelInputs, kernel_errors, kernel_times, launch_sweep, quantiser_figures
 from denoiser_bench.peer import peer_block, peer_call
-from denoiser_bench.timing import allocated_bytes, milliseconds, peak_gib
+from denoiser_bench.timing import allocated_bytes, interleaved, milliseconds, peak_gib
 from vflash.model.block import BlockWeights
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -85,14 +84,7 @@ class Bench:
         variants = self.variants(block)
         for rows in self.options.rows:
             figures = self.report["lengths"].setdefault(str(rows), {})
-            sequence = random_sequence(rows, self.sizes, self.device)
-            self.length(figures, rows, block, kernels, variants, sequence)
-        if self.device.type == "cuda" and not self.options.no_peer:
-            for rows in (rows for rows in COMPILED_LENGTHS if rows in self.options.rows):
-                sequence = random_sequence(rows, self.sizes, self.device)
-                self.report["lengths"][str(rows)]["peer_compiled"] = self.section(
-                    f"{rows} peer compiled", partial(self.compiled_peer, block, sequence)
-                )
+            self.length(figures, rows, block, kernels, variants)
 
     def kernels(self) -> BlockKernels:
         if self.device.type != "cuda":
@@ -122,13 +114,13 @@ class Bench:
 
     def variants(self, block: RawBlock) -> dict[str, BlockWeights]:
         quantiser = "triton" if self.device.type == "cuda" else "torch"
-        w8a8 = W8A8Linear(activation_quantizer=quantiser)
+        w8a8 = W8A8Linear(row_kernels=quantiser)
         self.packed = {name: w8a8.pack(weight) for name, weight in block.linears.items()}
         return {
             "bf16": block.bound(Bf16Linear()),
-            "fp8-weight-only": block.stored(Fp8WeightOnlyLinear(), self.packed),
+            "fp8-weight-only": block.stored(Fp8WeightOnlyLinear(row_kernels=quantiser), self.packed),
             "w8a8": block.stored(w8a8, self.packed),
-            "w8a8 fast": block.stored(W8A8Linear(activation_quantizer=quantiser, fast_accum=True), self.packed),
+            "w8a8 fast": block.stored(W8A8Linear(row_kernels=quantiser, fast_accum=True), self.packed),
         }
 
     def length(
@@ -138,63 +130,61 @@ class Bench:
         block: RawBlock,
         kernels: BlockKernels,
         variants: dict[str, BlockWeights],
-        sequence: Sequence,
     ) -> None:
-        def section(name: str, run: Callable[[], Any]) -> Any:
-            return self.section(f"{rows} {name}", run)
-
-        floor = section("floor", lambda: measure_floor(rows, self.sizes, block, self.packed, self.device))
-        if floor is None:
-            return
-        figures["floor"] = {
-            "bf16_ms": floor.total(floor.bf16),
-            "w8a8_ms": floor.total(floor.fp8),
-            "w8a8_fast_ms": floor.total(floor.fp8_fast),
-            "attention_ms": floor.attention,
-            "bf16_gemms_ms": floor.bf16,
-            "fp8_gemms_ms": floor.fp8,
-            "fp8_fast_gemms_ms": floor.fp8_fast,
-        }
+        """Floor, peer and ours take turns; then peaks, launch overhead and errors, one after the other."""
+        sequence = random_sequence(rows, self.sizes, self.device)
         ours = OurBlock(
             sizes=self.sizes,
             sequence=sequence,
             table=modulation_table(block, sequence, self.sizes),
             kernels=kernels,
-            attention=floor.best_attention(),
+            attention="sdpa-cudnn" if self.device.type == "cuda" else "sdpa",
             device=self.device,
-            base_bytes=allocated_bytes(self.device) - sequence.x.nbytes,
         )
-        figures["bf16"] = section("bf16", lambda: ours.parts_table(variants["bf16"]))
-        chunk = ours.chunk_rows(-(-rows // CHUNK_ROWS))
-        for name in ("fp8-weight-only", "w8a8", "w8a8 fast"):
-            figures[name] = section(name, partial(ours.figures, variants[name], chunk=chunk))
-        if self.device.type == "cuda":
-            figures["head groups"] = section(
-                "head groups",
-                lambda: {g: ours.figures(variants["bf16"], chunk=chunk, head_groups=g) for g in (1, 2, 4)},
-            )
-            if rows <= 8000:
-                figures["graph"] = section("graph", lambda: ours.graph_figures(variants["bf16"]))
-                figures["graph w8a8"] = section("graph w8a8", lambda: ours.graph_figures(variants["w8a8"]))
+        base = allocated_bytes(self.device) - sequence.x.nbytes  # an activation peak counts x, in the peer's block too
+        calls = self.block_calls(rows, ours, variants)
+        calls |= self.section(f"{rows} peer", lambda: self.peer_calls(rows, block, sequence)) or {}
+        figures["peak_gib"] = self.section(
+            f"{rows} peaks", lambda: {name: peak_gib(call, self.device, base) for name, call in calls.items()}
+        )
+        floor = floor_calls(rows, self.sizes, block, self.packed, self.device)
+        rounds = 9 if rows < 30000 else 5
+        times = self.section(f"{rows} times", partial(interleaved, floor | calls, self.device, rounds=rounds))
+        del floor
+        if times is None:
+            return
+        figures["ms"], figures["floor_ms"] = times, floor_totals(times, block)
+        if self.device.type == "cuda" and rows <= 8000:
+            for name in ("bf16", "w8a8"):
+                figures[f"graph {name}"] = self.section(
+                    f"{rows} graph {name}", partial(ours.graph_figures, variants[name])
+                )
         ours.refresh()
-        peer = None if self.options.no_peer else section("peer", lambda: self.eager_peer(block, sequence, ours))
-        if peer is not None:
-            figures["peer_eager"] = {"ms": peer["ms"], "peak_gib": peer["peak_gib"]}
-        figures["errors"] = section("errors", lambda: errors(ours, variants, peer and peer["output"]))
+        eager = calls.get("peer eager")
+        figures["errors"] = self.section(f"{rows} errors", lambda: errors(ours, variants, eager and eager()[0]))
 
-    @torch.inference_mode()
-    def eager_peer(self, block: RawBlock, sequence: Sequence, ours: OurBlock) -> dict[str, Any]:
-        call = peer_call(peer_block(block, self.sizes), sequence)
-        time = milliseconds(call, self.device, repeats=5)
-        return {"ms": time, "peak_gib": peak_gib(call, self.device, ours.base_bytes), "output": call()[0].clone()}
+    def block_calls(
+        self, rows: int, ours: OurBlock, variants: dict[str, BlockWeights]
+    ) -> dict[str, Callable[[], torch.Tensor]]:
+        """Every variant as the product runs it, and plain BF16 also in other numbers of parts."""
+        parts = -(-rows // CHUNK_ROWS)
+        calls = {name: ours.call(weights, parts=parts) for name, weights in variants.items()}
+        for other in sorted({1, 2, 3, 4} - {parts}) if rows > CHUNK_ROWS else (2,):
+            calls[f"bf16 in {other} parts"] = ours.call(variants["bf16"], parts=other)
+        if rows > CHUNK_ROWS:
+            calls["bf16, attention not in place"] = ours.call(variants["bf16"], parts=parts, in_place=False)
+        return calls
 
-    @torch.inference_mode()
-    def compiled_peer(self, block: RawBlock, sequence: Sequence) -> dict[str, float]:
-        torch._dynamo.reset()
-        base = allocated_bytes(self.device) - sequence.x.nbytes
-        call = peer_call(torch.compile(peer_block(block, self.sizes), dynamic=False), sequence)
-        time = milliseconds(call, self.device, repeats=5)
-        return {"ms": time, "peak_gib": peak_gib(call, self.device, base)}
+    def peer_calls(self, rows: int, block: RawBlock, sequence: Sequence) -> dict[str, Callable[[], torch.Tensor]]:
+        if self.options.no_peer:
+            return {}
+        calls = {"peer eager": peer_call(peer_block(block, self.sizes), sequence)}
+        if self.device.type == "cuda" and rows in COMPILED_LENGTHS:
+            torch._dynamo.reset()
+            compiled = torch.compile(peer_block(block, self.sizes), dynamic=False)
+            calls["peer compiled"] = peer_call(compiled, sequence)
+            calls["peer compiled"]()
+        return calls
 
 
 def environment() -> dict[str, str]:
@@ -226,31 +216,17 @@ def summary(report: dict[str, Any]) -> str:
 
 
 def _length_lines(rows: str, figures: dict[str, Any]) -> list[str]:
-    floor = figures.get("floor")
-    if not floor:
-        return [f"{rows}: no floor"]
-    gemms = " ".join(f"{name} {ms:.2f}" for name, ms in floor["bf16_gemms_ms"].items())
-    attention = " ".join(f"{name} {ms:.2f}" for name, ms in floor["attention_ms"].items())
-    lines = [
-        f"== {rows} rows: floor bf16 {floor['bf16_ms']:.2f}, w8a8 {floor['w8a8_ms']:.2f} "
-        f"(fast {floor['w8a8_fast_ms']:.2f}) | {gemms} | {attention}"
-    ]
-    for parts, made in (figures.get("bf16") or {}).items():
-        lines.append(_row(f"bf16, rows in {parts} parts", made, floor["bf16_ms"]))
-    for groups, made in (figures.get("head groups") or {}).items():
-        lines.append(_row(f"bf16, {groups} head groups in place", made, floor["bf16_ms"]))
-    for name, base in (("fp8-weight-only", "bf16_ms"), ("w8a8", "w8a8_ms"), ("w8a8 fast", "w8a8_fast_ms")):
-        lines.append(_row(name, figures.get(name), floor[base]))
-    for name in ("peer_eager", "peer_compiled"):
-        lines.append(_row(name, figures.get(name), floor["bf16_ms"]))
-    lines += [f"  {name}: {figures[name]}" for name in ("graph", "graph w8a8", "errors") if figures.get(name)]
+    if "ms" not in figures:
+        return [f"== {rows} rows: no times"]
+    times, floors, peaks = figures["ms"], figures["floor_ms"], figures["peak_gib"] or {}
+    lines = [f"== {rows} rows: floor " + ", ".join(f"{kind} {ms:.2f}" for kind, ms in floors.items())]
+    parts = {name: ms for name, ms in times.items() if name not in peaks}
+    lines.append("  " + ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items()))
+    for name, peak in peaks.items():
+        floor = floors[{"w8a8": "fp8", "w8a8 fast": "fp8 fast"}.get(name, "bf16")]
+        lines.append(f"  {name:30} {times[name]:8.2f} ms  x{times[name] / floor:.3f}  peak {peak:.2f} GiB")
+    lines += [f"  {name}: {value}" for name, value in figures.items() if name.startswith(("graph", "errors"))]
     return lines
-
-
-def _row(name: str, made: dict[str, float] | None, floor_ms: float) -> str:
-    if made is None:
-        return f"  {name}: none"
-    return f"  {name:30} {made['ms']:8.2f} ms  x{made['ms'] / floor_ms:.3f}  peak {made['peak_gib']:.2f} GiB"
 
 
 def main() -> int:
@@ -260,7 +236,8 @@ def main() -> int:
     parser.add_argument("--no-peer", action="store_true", help="leave diffusers out")
     parser.add_argument("--deadline-s", type=float, default=330.0, help="start no section after this many seconds")
     bench = Bench(parser.parse_args())
-    bench.run()
+    with torch.inference_mode():
+        bench.run()
     Path(bench.options.output).write_text(json.dumps(bench.report, indent=1))
     print(summary(bench.report))
     return 1 if bench.report["failed"] else 0

@@ -63,7 +63,10 @@ class AttentionFn(Protocol):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block: int, evaluation: int
     ) -> torch.Tensor:
-        """q, k, v [rows, heads, head_dim], last stride 1, rows possibly strided -> the same shape, contiguous."""
+        """q, k, v [rows, heads, head_dim], last stride 1, rows possibly strided -> the same shape and layout.
+
+        The result may be written over q: the caller reads none of the three again.
+        """
         ...
 
     def report(self) -> AttentionReport:

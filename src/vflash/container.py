@@ -26,7 +26,7 @@ from vflash_adapters.block_kernels.device_default import default_block_kernels, 
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
-from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear
+from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
 from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
@@ -104,14 +104,12 @@ class Container(containers.DeclarativeContainer):
     weights: Provider[WeightOpener] = providers.Selector(
         settings.provided.weight_reading, mmap=providers.Object(MmapWeights)
     )
-    w8a8: Provider[LinearExecution] = providers.Singleton(
-        W8A8Linear, activation_quantizer=settings.provided.fp8_quantizer, fast_accum=settings.provided.fp8_fast_accum
-    )
+    fp8_kernels: Provider[str] = providers.Callable(default_row_kernels, settings.provided.fp8_kernels, device)
     linear: Provider[LinearExecution] = providers.Selector(
         settings.provided.linear,
         bf16=providers.Singleton(Bf16Linear),
-        w8a8=w8a8,
-        **{"fp8-weight-only": providers.Singleton(Fp8WeightOnlyLinear)},
+        w8a8=providers.Singleton(W8A8Linear, row_kernels=fp8_kernels, fast_accum=settings.provided.fp8_fast_accum),
+        **{"fp8-weight-only": providers.Singleton(Fp8WeightOnlyLinear, row_kernels=fp8_kernels)},
     )
     block_kernels: Provider[BlockKernels] = providers.Selector(
         settings.provided.block_kernels,

@@ -35,11 +35,12 @@ class Linear(Choice):
     W8A8 = "w8a8"
 
 
-class Fp8Quantizer(Choice):
-    """How `w8a8` quantises activations that no kernel emitted in FP8."""
+class Fp8Kernels(Choice):
+    """Who quantises activations for `w8a8` and restores weights for `fp8-weight-only`; same bits. `auto` as below."""
 
-    TRITON = "triton"
+    AUTO = "auto"
     TORCH = "torch"
+    TRITON = "triton"
 
 
 class BlockKernelSet(Choice):
@@ -91,7 +92,7 @@ class Settings:
     dtype: Dtype = field(default=Dtype.BFLOAT16, converter=Dtype)
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
     linear: Linear = field(default=Linear.BF16, converter=Linear)
-    fp8_quantizer: Fp8Quantizer = field(default=Fp8Quantizer.TRITON, converter=Fp8Quantizer)
+    fp8_kernels: Fp8Kernels = field(default=Fp8Kernels.AUTO, converter=Fp8Kernels)
     fp8_fast_accum: bool = field(default=False, validator=instance_of(bool))
     block_kernels: BlockKernelSet = field(default=BlockKernelSet.AUTO, converter=BlockKernelSet)
     weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)

@@ -12,7 +12,7 @@ from vflash_ports.linear import LinearExecution, PackedLinear
 EXECUTIONS: dict[str, LinearExecution] = {
     "bf16": Bf16Linear(),
     "fp8-weight-only": Fp8WeightOnlyLinear(),
-    "w8a8": W8A8Linear(activation_quantizer="torch"),
+    "w8a8": W8A8Linear(row_kernels="torch"),
 }
 # relative error against float64 on random data: the GEMM's rounding, E4M3 weights, E4M3 weights and values
 TOLERANCE = {"bf16": 4e-3, "fp8-weight-only": 0.032, "w8a8": 0.045}

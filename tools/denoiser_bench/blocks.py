@@ -9,12 +9,9 @@ from attrs import frozen
 
 from denoiser_bench.case import Sequence, Sizes, block_run
 from denoiser_bench.floor import exact_attention
-from denoiser_bench.timing import milliseconds, peak_gib, relative_error
+from denoiser_bench.timing import interleaved, relative_error
 from vflash.model.block import BlockWeights, run_block
-from vflash_ports.attention import AttentionFn, AttentionReport
 from vflash_ports.block_kernels import BlockKernels
-
-PARTS = (1, 2, 3, 4, 6)  # the rows go through QKV and FFN in so many equal parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -27,33 +24,13 @@ class OurBlock:
     kernels: BlockKernels
     attention: str
     device: torch.device
-    base_bytes: int
 
-    def call(self, weights: BlockWeights, *, chunk: int, head_groups: int = 0) -> Callable[[], torch.Tensor]:
-        """The block over the sequence's own x, which it overwrites: values stay finite over many calls."""
+    def call(self, weights: BlockWeights, *, parts: int, in_place: bool = True) -> Callable[[], torch.Tensor]:
+        """The block, its rows in `parts`, over the sequence's own x, which it overwrites; values stay finite."""
         rows = self.sequence.x.shape[0]
-        attend: AttentionFn
-        if head_groups:
-            heads = self.sizes.heads // head_groups
-            part = Sizes(hidden=self.sizes.hidden, heads=heads, head_dim=self.sizes.head_dim)
-            attend = InPlaceHeadGroups(exact_attention(self.attention, rows, part, self.device), heads)
-        else:
-            attend = exact_attention(self.attention, rows, self.sizes, self.device)
-        run = block_run(self.sequence, self.sizes, self.kernels, attend, chunk)
+        attend = exact_attention(self.attention, rows, self.sizes, self.device, in_place=in_place)
+        run = block_run(self.sequence, self.sizes, self.kernels, attend, -(-rows // parts))
         return lambda: run_block(weights, run, self.sequence.x, self.table, block=0, evaluation=0)
-
-    def figures(self, weights: BlockWeights, *, chunk: int, head_groups: int = 0) -> dict[str, float]:
-        """Milliseconds over batches of queued blocks, and the peak above the weights with x counted."""
-        call = self.call(weights, chunk=chunk, head_groups=head_groups)
-        time = milliseconds(call, self.device, repeats=5, batch=2)
-        return {"ms": time, "peak_gib": peak_gib(call, self.device, self.base_bytes)}
-
-    def chunk_rows(self, parts: int) -> int:
-        return -(-self.sequence.x.shape[0] // parts)
-
-    def parts_table(self, weights: BlockWeights) -> dict[str, dict[str, float]]:
-        """Time and peak by the number of parts."""
-        return {str(parts): self.figures(weights, chunk=self.chunk_rows(parts)) for parts in PARTS}
 
     def refresh(self) -> None:
         """New x: repeated calls have made the old one large beside what a block adds."""
@@ -62,37 +39,19 @@ class OurBlock:
     def output(self, weights: BlockWeights) -> torch.Tensor:
         """The block's result on a copy of x."""
         before = self.sequence.x.clone()
-        result = self.call(weights, chunk=self.chunk_rows(1))().clone()
+        result = self.call(weights, parts=1)().clone()
         self.sequence.x.copy_(before)
         return result
 
     def graph_figures(self, weights: BlockWeights) -> dict[str, float]:
         """Launch overhead: queued eager calls against replays of one captured graph."""
-        call = self.call(weights, chunk=self.chunk_rows(1))
-        eager = milliseconds(call, self.device, batch=20)
+        call = self.call(weights, parts=1)
+        call()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
-        replay = milliseconds(graph.replay, self.device, batch=20)
-        return {"eager_ms": eager, "graph_ms": replay, "overhead": eager / replay - 1}
-
-
-class InPlaceHeadGroups:
-    """Attention some heads at a time, each result written over its own q: the output needs no memory of its own."""
-
-    def __init__(self, attend: AttentionFn, heads: int) -> None:
-        self._attend, self._heads = attend, heads
-
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block: int, evaluation: int
-    ) -> torch.Tensor:
-        for start in range(0, q.shape[1], self._heads):
-            part = slice(start, start + self._heads)
-            q[:, part] = self._attend(q[:, part], k[:, part], v[:, part], block=block, evaluation=evaluation)
-        return q
-
-    def report(self) -> AttentionReport:
-        return self._attend.report()
+        times = interleaved({"eager": call, "graph": graph.replay}, self.device, rounds=5, batch=20)
+        return {"eager_ms": times["eager"], "graph_ms": times["graph"], "overhead": times["eager"] / times["graph"] - 1}
 
 
 def errors(ours: OurBlock, variants: Mapping[str, BlockWeights], exact: torch.Tensor | None) -> dict[str, float]:

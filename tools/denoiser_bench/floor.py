@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve
 
 from denoiser_bench.case import RawBlock, Sizes
-from denoiser_bench.timing import milliseconds
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.linear.row_quantiser import quantise_rows
 from vflash_ports.attention import AttentionFn, AttentionLayout
 from vflash_ports.linear import PackedLinear
 
-
-@frozen(kw_only=True)
-class Floor:
-    """Milliseconds by part at one sequence length."""
-
-    bf16: Mapping[str, float]
-    fp8: Mapping[str, float]
-    fp8_fast: Mapping[str, float]
-    attention: Mapping[str, float]
-
-    def best_attention(self) -> str:
-        return min(self.attention, key=lambda name: self.attention[name])
-
-    def total(self, gemms: Mapping[str, float]) -> float:
-        return sum(gemms.values()) + self.attention[self.best_attention()]
+GEMMS = ("bf16", "fp8", "fp8 fast")
 
 
-def measure_floor(
+def floor_calls(
     rows: int, sizes: Sizes, block: RawBlock, packed: Mapping[str, PackedLinear], device: torch.device
-) -> Floor:
-    """Contiguous random inputs, outputs thrown away; seven samples a part."""
-    bf16: dict[str, float] = {}
-    fp8: dict[str, float] = {}
-    fast: dict[str, float] = {}
+) -> dict[str, Callable[[], object]]:
+    """ "bf16 qkv", "fp8 out", ..., "attention sdpa-cudnn": contiguous random inputs, outputs thrown away."""
+    calls: dict[str, Callable[[], object]] = {}
     for name, weight in block.linears.items():
         values = torch.randn(rows, weight.shape[1], dtype=torch.bfloat16, device=device)
-        bf16[name] = milliseconds(partial(F.linear, values, weight), device)
         quantised, stored = quantise_rows(values), packed[name]
         assert stored.scales is not None
         scaled = partial(
@@ -53,14 +35,29 @@ def measure_floor(
             scale_b=stored.scales.t(),
             out_dtype=torch.bfloat16,
         )
-        fp8[name] = milliseconds(partial(scaled, use_fast_accum=False), device)
-        fast[name] = milliseconds(partial(scaled, use_fast_accum=True), device)
-    return Floor(bf16=bf16, fp8=fp8, fp8_fast=fast, attention=_attention(rows, sizes, device))
+        calls[f"bf16 {name}"] = partial(F.linear, values, weight)
+        calls[f"fp8 {name}"] = partial(scaled, use_fast_accum=False)
+        calls[f"fp8 fast {name}"] = partial(scaled, use_fast_accum=True)
+    shape = (rows, sizes.heads, sizes.head_dim)
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
+    for backend in ("sdpa-cudnn", "sdpa-flash") if device.type == "cuda" else ("sdpa",):
+        attend = exact_attention(backend, rows, sizes, device, in_place=False)
+        calls[f"attention {backend}"] = partial(attend, q, k, v, block=0, evaluation=0)
+    return calls
 
 
-def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device) -> AttentionFn:
-    """A named exact backend, prepared for one packed sequence."""
-    return sdpa_attention(name).prepare(
+def floor_totals(times: Mapping[str, float], block: RawBlock) -> dict[str, float]:
+    """Four GEMMs and the best dense attention, by kind of GEMM."""
+    attention = min(time for name, time in times.items() if name.startswith("attention "))
+    return {kind: attention + sum(times[f"{kind} {name}"] for name in block.linears) for kind in GEMMS}
+
+
+def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device, *, in_place: bool = True) -> AttentionFn:
+    """A named exact backend, prepared for one packed sequence; `in_place` as the product runs it."""
+    backend = sdpa_attention(name)
+    if not in_place:
+        backend = evolve(backend, in_place_rows=rows + 1)
+    return backend.prepare(
         AttentionLayout(
             segments=(),
             rows=rows,
@@ -72,17 +69,3 @@ def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device) ->
             dtype=torch.bfloat16,
         )
     )
-
-
-def attention_names(device: torch.device) -> tuple[str, ...]:
-    return ("sdpa-cudnn", "sdpa-flash") if device.type == "cuda" else ("sdpa",)
-
-
-def _attention(rows: int, sizes: Sizes, device: torch.device) -> dict[str, float]:
-    shape = (rows, sizes.heads, sizes.head_dim)
-    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-    times = {}
-    for name in attention_names(device):
-        attend = exact_attention(name, rows, sizes, device)
-        times[name] = milliseconds(partial(attend, q, k, v, block=0, evaluation=0), device, repeats=5)
-    return times

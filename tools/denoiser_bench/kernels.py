@@ -85,12 +85,20 @@ def kernel_times(inputs: KernelInputs, kernels: BlockKernels, device: torch.devi
 
 def quantiser_figures(inputs: KernelInputs, device: torch.device) -> dict[str, float]:
     """The fused row quantiser on an attention output: time, traffic, and codes that differ from torch's (0 wanted)."""
-    from vflash_adapters.linear.triton_rows import quantise_rows_triton
+    from vflash_adapters.linear.triton_rows import quantise_rows_triton, restore_rows_triton
 
     values = inputs.qkv[:, : inputs.sizes.inner]
     fused, plain = quantise_rows_triton(values), quantise_rows(values)
     time = milliseconds(partial(quantise_rows_triton, values), device)
+    codes = torch.empty(4 * inputs.sizes.hidden, inputs.sizes.hidden, device=device).normal_().to(torch.float8_e4m3fn)
+    scales = torch.rand(codes.shape[0], 1, device=device)
+    restore = milliseconds(partial(restore_rows_triton, codes, scales, torch.bfloat16), device)
     return {
+        "restore_gb_s": 3.0 * codes.numel() / restore / 1e6,
+        "restore_torch_gb_s": 3.0
+        * codes.numel()
+        / milliseconds(partial(restore_rows, codes, scales, torch.bfloat16), device)
+        / 1e6,
         "ms": time,
         "gb_s": 3.0 * values.numel() / time / 1e6,
         "differs": float((fused.codes.view(torch.uint8) != plain.codes.view(torch.uint8)).double().mean()),
@@ -158,7 +166,7 @@ def launch_sweep(inputs: KernelInputs, device: torch.device) -> dict[str, dict[s
             launch_qk_norm_rope,
             inputs.qkv,
             *angles,
-            settings=_pairs((8, 2), (8, 4), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)),
+            settings=_pairs((16, 1), (16, 2), (32, 1), (32, 2), (64, 2), (64, 4)),
             heads=heads,
             eps=EPS,
         ),
@@ -168,16 +176,10 @@ def launch_sweep(inputs: KernelInputs, device: torch.device) -> dict[str, dict[s
             inputs.update,
             table[:, 2],
             rows,
-            settings=_pairs((512, 1), (1024, 2), (1024, 4), (2048, 4), (8192, 8), (8192, 16)),
+            settings=_pairs((512, 1), (1024, 4), (2048, 8), (8192, 8), (8192, 16)),
         ),
         "swiglu": swept(
-            launch_swiglu,
-            inputs.packed,
-            None,
-            1.0,
-            hidden,
-            None,
-            settings=_pairs((1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)),
+            launch_swiglu, inputs.packed, None, 1.0, hidden, None, settings=_pairs((1024, 4), (2048, 4), (2048, 8))
         ),
         "swiglu fp8": swept(
             launch_swiglu,
@@ -186,7 +188,7 @@ def launch_sweep(inputs: KernelInputs, device: torch.device) -> dict[str, dict[s
             1.0,
             wide.codes,
             wide.scales,
-            settings=_pairs(*((_block(inputs.sizes.ffn), w) for w in (8, 16, 32))),
+            settings=_pairs(*((_block(inputs.sizes.ffn), w) for w in (16, 32))),
         ),
     }
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
 
 import torch
 
 GIB = float(2**30)
+LAUNCH_HEAD_START_CYCLES = 2_000_000  # about a millisecond
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, *, repeats: int = 7, batch: int = 1) -> float:
     """Median over `repeats` of one call's device time; `batch` calls are queued back to back for each sample."""
-    run()
-    run()
-    return median(_sample(run, device, batch) for _ in range(repeats))
+    return interleaved({"": run}, device, rounds=repeats, batch=batch)[""]
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int, batch: int = 1
+) -> dict[str, float]:
+    """Medians of several calls that take turns, so that a chip that warms up or throttles does so for all of them."""
+    for run in runs.values():
+        run()
+        run()
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            samples[name].append(_sample(run, device, batch))
+    return {name: median(times) for name, times in samples.items()}
 
 
 def _sample(run: Callable[[], object], device: torch.device, batch: int) -> float:
@@ -26,6 +39,8 @@ def _sample(run: Callable[[], object], device: torch.device, batch: int) -> floa
         return (perf_counter() - started) * 1000 / batch
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
+    # the host queues the work meanwhile: device time, not launch latency
+    torch.cuda._sleep(LAUNCH_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(batch):
         run()

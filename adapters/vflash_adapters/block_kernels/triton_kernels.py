@@ -40,7 +40,7 @@ class TritonBlockKernels:
         """See `BlockKernels.norm_modulate`."""
         require_rows(_NAME, x, shift, scale)
         out, scales, result = _output(x.shape[0], x.shape[1], x, emit)
-        warps = warps_for(triton.next_power_of_2(x.shape[1]))
+        warps = max(1, triton.next_power_of_2(x.shape[1]) // 2048)
         launch_norm_modulate(x, weight, shift, scale, rows.contiguous(), out, scales, eps=eps, num_warps=warps)
         return result
 
@@ -57,7 +57,7 @@ class TritonBlockKernels:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `BlockKernels.qk_norm_rope`. q and k are written over their thirds of `qkv`; all three are its views."""
         require_rows(_NAME, qkv, cos, sin)
-        launch_qk_norm_rope(qkv, q_weight, k_weight, cos, sin, heads=heads, eps=eps, block=16, num_warps=4)
+        launch_qk_norm_rope(qkv, q_weight, k_weight, cos, sin, heads=heads, eps=eps, block=16, num_warps=1)
         q_SHD, k_SHD, v_SHD = qkv.unflatten(1, (3, heads, -1)).unbind(1)
         return q_SHD, k_SHD, v_SHD
 
@@ -82,7 +82,7 @@ class TritonBlockKernels:
         width = packed.shape[1] // 2
         out, scales, result = _output(packed.shape[0], width, packed, emit)
         block = min(2048, triton.next_power_of_2(width)) if scales is None else triton.next_power_of_2(width)
-        warps = 4 if scales is None else warps_for(block)
+        warps = 4 if scales is None else 2 * warps_for(block)
         launch_swiglu(packed, residual, residual_scale, out, scales, block=block, num_warps=warps)
         return result
 

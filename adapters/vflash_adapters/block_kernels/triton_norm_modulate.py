@@ -69,12 +69,13 @@ def _norm_modulate(
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0, eviction_policy="evict_first")
+    x = x.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
+
+    # read after the reduction: cached by the row before, and fewer registers leave room for more rows in flight
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_last")
     scale = tl.load(scale_ptr + table_row * scale_stride + columns, mask=inside, eviction_policy="evict_last")
     shift = tl.load(shift_ptr + table_row * shift_stride + columns, mask=inside, eviction_policy="evict_last")
-
-    x = x.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
     # each line rounds to the model's dtype, as separate operators would
     normed = (x * inverse_rms * weight.to(tl.float32)).to(dtype)
     factor = (1.0 + scale.to(tl.float32)).to(dtype)

@@ -3,6 +3,8 @@
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -38,13 +40,17 @@ def launch_qk_norm_rope(
         eps,
         HEADS=heads,
         HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(half),
         PASS=passing,
-        PASS_BLOCK=triton.next_power_of_2(max(1, passing)),
+        PIECE=_largest_piece(half, passing),
         BLOCK=block,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )
+
+
+def _largest_piece(half: int, passing: int) -> int:
+    """The largest power of two, at most 16, that divides both: no lane of a piece is idle."""
+    return math.gcd(half, passing, 16)
 
 
 @triton.jit
@@ -60,60 +66,51 @@ def _qk_norm_rope(
     eps,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
     PASS: tl.constexpr,
-    PASS_BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # a head's channels are read as three pieces: the two rotating halves and the passing tail
+    # a head's channels are read in pieces [BLOCK, PIECE]: those of the first half, their partners, then the tail
     WIDTH: tl.constexpr = 2 * HALF + PASS
+    TURNING: tl.constexpr = HALF // PIECE
     dtype = qkv_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     vectors = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]  # q heads, then k heads
     is_query, live = vectors < HEADS, vectors < 2 * HEADS
-    turning, tail = tl.arange(0, HALF_BLOCK), tl.arange(0, PASS_BLOCK)
-    in_half, in_tail = turning < HALF, tail < PASS
-    first_at = qkv_ptr + token * qkv_stride + vectors * WIDTH + turning[None, :]
-    tail_at = qkv_ptr + token * qkv_stride + vectors * WIDTH + 2 * HALF + tail[None, :]
-    half_mask, tail_mask = live & in_half[None, :], live & in_tail[None, :]
+    columns = tl.arange(0, PIECE)[None, :]
+    at = qkv_ptr + token * qkv_stride + vectors * WIDTH + columns
 
-    first = tl.load(first_at, mask=half_mask, other=0.0).to(tl.float32)
-    second = tl.load(first_at + HALF, mask=half_mask, other=0.0).to(tl.float32)
-    squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-    if PASS > 0:
-        rest = tl.load(tail_at, mask=tail_mask, other=0.0).to(tl.float32)
-        squares += tl.sum(rest * rest, axis=1)
-    inverse_rms = tl.rsqrt(squares / WIDTH + eps)[:, None]
+    pieces = ()  # Triton's tuples grow by addition alone
+    squares = tl.zeros((BLOCK, PIECE), dtype=tl.float32)
+    for piece in tl.static_range(WIDTH // PIECE):
+        x = tl.load(at + piece * PIECE, mask=live, other=0.0)
+        pieces = pieces + (x,)  # type: ignore[assignment]  # noqa: RUF005
+        squares += x.to(tl.float32) * x.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / WIDTH + eps)
 
-    first = _normed(first, inverse_rms, is_query, q_weight_ptr + turning, k_weight_ptr + turning, in_half, dtype)
-    turning_far = turning + HALF
-    second = _normed(
-        second, inverse_rms, is_query, q_weight_ptr + turning_far, k_weight_ptr + turning_far, in_half, dtype
-    )
-    angle_at = token * cos_stride + turning, token * sin_stride + turning
-    cos_first = _rounded_row(cos_ptr + angle_at[0], in_half, dtype)
-    sin_first = _rounded_row(sin_ptr + angle_at[1], in_half, dtype)
-    cos_second = _rounded_row(cos_ptr + angle_at[0] + HALF, in_half, dtype)
-    sin_second = _rounded_row(sin_ptr + angle_at[1] + HALF, in_half, dtype)
-    # each product is rounded before the sum, as the separate operators would
-    turned_first = (first * cos_first).to(dtype).to(tl.float32) - (second * sin_first).to(dtype).to(tl.float32)
-    turned_second = (second * cos_second).to(dtype).to(tl.float32) + (first * sin_second).to(dtype).to(tl.float32)
-    tl.store(first_at, turned_first.to(dtype), mask=half_mask)
-    tl.store(first_at + HALF, turned_second.to(dtype), mask=half_mask)
-    if PASS > 0:
-        tail_weights = q_weight_ptr + 2 * HALF + tail, k_weight_ptr + 2 * HALF + tail
-        rest = _normed(rest, inverse_rms, is_query, tail_weights[0], tail_weights[1], in_tail, dtype)
-        tl.store(tail_at, rest.to(dtype), mask=tail_mask)
+    cos_at, sin_at = cos_ptr + token * cos_stride + columns, sin_ptr + token * sin_stride + columns
+    for piece in tl.static_range(TURNING):
+        here, there = piece * PIECE, HALF + piece * PIECE
+        first = _normed(pieces[piece], inverse_rms, is_query, q_weight_ptr, k_weight_ptr, columns + here)
+        second = _normed(pieces[TURNING + piece], inverse_rms, is_query, q_weight_ptr, k_weight_ptr, columns + there)
+        # cosine and sine are rounded first, and each product before the sum, as the separate operators would
+        left = _product(first, tl.load(cos_at + here), dtype) - _product(second, tl.load(sin_at + here), dtype)
+        right = _product(second, tl.load(cos_at + there), dtype) + _product(first, tl.load(sin_at + there), dtype)
+        tl.store(at + here, left.to(dtype), mask=live)
+        tl.store(at + there, right.to(dtype), mask=live)
+    for piece in tl.static_range(2 * TURNING, WIDTH // PIECE):
+        offset = piece * PIECE
+        rest = _normed(pieces[piece], inverse_rms, is_query, q_weight_ptr, k_weight_ptr, columns + offset)
+        tl.store(at + offset, rest.to(dtype), mask=live)
 
 
 @triton.jit
-def _normed(x, inverse_rms, is_query, q_weight_at, k_weight_at, inside, dtype: tl.constexpr):
-    """x * inverse_rms * weight, in float32 holding a value rounded to `dtype`."""
-    q_weight = tl.load(q_weight_at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    k_weight = tl.load(k_weight_at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return (x * inverse_rms * tl.where(is_query, q_weight, k_weight)).to(dtype).to(tl.float32)
+def _normed(x, inverse_rms, is_query, q_weight_ptr, k_weight_ptr, columns):
+    """x * inverse_rms * weight, in float32 holding a value rounded to x's dtype."""
+    weight = tl.where(is_query, tl.load(q_weight_ptr + columns), tl.load(k_weight_ptr + columns)).to(tl.float32)
+    return (x.to(tl.float32) * inverse_rms * weight).to(x.dtype).to(tl.float32)
 
 
 @triton.jit
-def _rounded_row(at, inside, dtype: tl.constexpr):
-    return tl.load(at, mask=inside, other=0.0).to(dtype).to(tl.float32)[None, :]
+def _product(x, angle, dtype: tl.constexpr):
+    return (x * angle.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)

@@ -6,8 +6,8 @@ import torch
 from attrs import frozen
 
 from vflash_adapters.linear.row_fp8 import (
-    ActivationQuantizer,
     RowFP8Execution,
+    RowKernels,
     check_device,
     check_scaled_gemm,
     check_weight,
@@ -22,11 +22,12 @@ class Fp8WeightOnlyLinear:
 
     name = "fp8-weight-only"
 
-    def __init__(self) -> None:
-        self.execution = RowFP8Execution("weight-only")
+    def __init__(self, *, row_kernels: str = "torch") -> None:
+        self.execution = RowFP8Execution("weight-only", restorer=row_kernels)
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Runs wherever torch does."""
+        """Runs wherever torch does with the torch row kernels."""
+        _check_row_kernels(self.execution, device)
 
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """[out, in] floating point -> E4M3 codes and row scales. A weight stored in FP8 is bound without packing."""
@@ -39,21 +40,20 @@ class Fp8WeightOnlyLinear:
 class W8A8Linear:
     """`w8a8`: activations are quantised by row as well and multiplied in FP8; the model runs in BF16.
 
-    `activation_quantizer` is used for rows that arrive dense; a kernel that emits FP8 rows makes it idle.
+    `row_kernels`, "torch" or "triton", quantise rows that arrive dense; a kernel that emits FP8 rows makes them idle.
     """
 
     name = "w8a8"
 
-    def __init__(self, *, activation_quantizer: str, fast_accum: bool = False) -> None:
-        self.execution = RowFP8Execution("w8a8", activation_quantizer=activation_quantizer, fast_accum=fast_accum)
+    def __init__(self, *, row_kernels: str, fast_accum: bool = False) -> None:
+        self.execution = RowFP8Execution("w8a8", activation_quantizer=row_kernels, fast_accum=fast_accum)
 
     def check(self, device: torch.device, dtype: torch.dtype) -> None:
         """BF16 models; the GPU must be admitted, and the fused quantiser needs one."""
         if dtype != torch.bfloat16:
             raise UnsupportedError(f"linear 'w8a8' runs bfloat16 models, not {dtype}: choose dtype bfloat16")
         check_device(device)
-        if self.execution.activation_quantizer is ActivationQuantizer.TRITON and device.type != "cuda":
-            raise UnsupportedError(f"the triton quantiser needs CUDA, not {device}: name the torch quantiser")
+        _check_row_kernels(self.execution, device)
 
     def pack(self, weight: torch.Tensor) -> PackedLinear:
         """[out, in] BF16 -> E4M3 codes and row scales. `UnsupportedError` for what torch cannot multiply there."""
@@ -67,6 +67,13 @@ class W8A8Linear:
         scales = _scales(self.name, packed)
         check_scaled_gemm(packed.weight)
         return _BoundW8A8(execution=self.execution, codes=packed.weight, scales=scales)
+
+
+def default_row_kernels(choice: str, device: torch.device) -> str:
+    """`auto` is triton on CUDA and torch elsewhere; a named choice stays as it is."""
+    if choice != "auto":
+        return choice
+    return "triton" if device.type == "cuda" else "torch"
 
 
 def pack_rows(weight: torch.Tensor) -> PackedLinear:
@@ -109,3 +116,8 @@ def _scales(name: str, packed: PackedLinear) -> torch.Tensor:
         raise UnsupportedError(f"linear {name!r} needs FP8 weights with row scales: pack the weight first")
     check_weight(packed.weight, packed.scales)
     return packed.scales
+
+
+def _check_row_kernels(execution: RowFP8Execution, device: torch.device) -> None:
+    if execution.row_kernels is RowKernels.TRITON and device.type != "cuda":
+        raise UnsupportedError(f"the triton FP8 row kernels need CUDA, not {device}: choose fp8_kernels torch")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -23,7 +23,9 @@ class RowFP8Mode(StrEnum):
     W8A8 = "w8a8"
 
 
-class ActivationQuantizer(StrEnum):
+class RowKernels(StrEnum):
+    """Which implementation of the row operations runs; both give the same bits."""
+
     TORCH = "torch"
     TRITON = "triton"
 
@@ -35,7 +37,8 @@ _ALIGNMENT = 16  # what torch's scaled GEMM asks of both weight dimensions
 class RowFP8Execution:
     """Runs `values @ (codes * scales).T`; holds no weights, patches nothing, adds no fence.
 
-    `mode` "weight-only" restores the approximate weight in the values' dtype and runs the ordinary GEMM: any device.
+    `mode` "weight-only" restores the approximate weight in the values' dtype and runs the ordinary GEMM, on any device
+    with `restorer` "torch", on CUDA in one fused pass with "triton".
     "w8a8" quantises each row of the values too and runs torch's scaled GEMM with BF16 out: `activation_quantizer`
     "torch" (CPU or CUDA) or "triton" (one fused pass, CUDA only) must be named. `fast_accum` lets the GPU keep partial
     sums in reduced precision. `measure` records events around each part, read through `seconds()`.
@@ -48,17 +51,20 @@ class RowFP8Execution:
         *,
         activation_quantizer: str | None = None,
         fast_accum: bool = False,
+        restorer: str | None = None,
         measure: bool = False,
     ) -> None:
         self.mode = _choice(RowFP8Mode, mode, "mode")
-        self.activation_quantizer: ActivationQuantizer | None = None
         if self.mode is RowFP8Mode.W8A8:
-            self.activation_quantizer = _choice(ActivationQuantizer, activation_quantizer, "activation_quantizer")
-        elif activation_quantizer is not None or fast_accum:
-            raise ContractError(
-                "activation_quantizer and fast_accum belong to mode 'w8a8'; 'weight-only' takes neither"
-            )
+            if restorer is not None:
+                raise ContractError("restorer belongs to mode 'weight-only': leave it out")
+            self.row_kernels = _choice(RowKernels, activation_quantizer, "activation_quantizer")
+        else:
+            if activation_quantizer is not None or fast_accum:
+                raise ContractError("activation_quantizer and fast_accum belong to mode 'w8a8': leave them out")
+            self.row_kernels = _choice(RowKernels, restorer or "torch", "restorer")
         self.fast_accum = fast_accum
+        self._torch = self.row_kernels is RowKernels.TORCH
         self.counters = RowFP8Counters()
         self._timer = ScopeTimer(measure)
 
@@ -95,9 +101,7 @@ class RowFP8Execution:
         """values [rows, in] -> FP8 rows, by the named quantiser."""
         self.counters.rows_quantised += values.shape[0]
         with self._timer.scope("quantise", values.device):
-            if self.activation_quantizer is ActivationQuantizer.TORCH:
-                return quantise_rows(values)
-            return _triton_quantiser()(values)
+            return quantise_rows(values) if self._torch else _triton_rows().quantise_rows_triton(values)
 
     def linear_rows(
         self,
@@ -145,7 +149,8 @@ class RowFP8Execution:
         self.counters.weight_only_calls += 1
         self.counters.rows += values.shape[0]
         with self._timer.scope("restore", values.device):
-            weight = restore_rows(codes, scales, values.dtype)
+            restore = restore_rows if self._torch else _triton_rows().restore_rows_triton
+            weight = restore(codes, scales, values.dtype)
         with self._timer.scope("gemm", values.device):
             if out is None:
                 return F.linear(values, weight, bias)
@@ -191,12 +196,12 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def _triton_quantiser() -> Callable[[torch.Tensor], Fp8Rows]:
+def _triton_rows() -> ModuleType:
     try:
-        from vflash_adapters.linear.triton_rows import quantise_rows_triton
+        from vflash_adapters.linear import triton_rows
     except ModuleNotFoundError as error:
-        raise UnsupportedError("the triton quantiser needs Triton: install vflash[gpu], or name 'torch'") from error
-    return quantise_rows_triton
+        raise UnsupportedError("the triton row kernels need Triton: install vflash[gpu], or name 'torch'") from error
+    return triton_rows
 
 
 def _choice(choices: type[_Choice], value: str | None, field: str) -> _Choice:

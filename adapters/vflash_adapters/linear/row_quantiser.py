@@ -7,6 +7,7 @@ import torch
 from vflash_ports.linear import Fp8Rows
 
 E4M3_MAX = 448.0
+INVERSE_E4M3_MAX = float(torch.tensor(E4M3_MAX, dtype=torch.float32).reciprocal())
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # both it and its reciprocal are normal float32 numbers
 _CHUNK_ELEMENTS = 1 << 24  # float32 temporaries cover this many elements at a time
 
@@ -14,7 +15,8 @@ _CHUNK_ELEMENTS = 1 << 24  # float32 temporaries cover this many elements at a t
 def quantise_rows(values: torch.Tensor) -> Fp8Rows:
     """`values` [rows, k], floating point, any strides -> codes [rows, k] E4M3, scales [rows, 1] float32.
 
-    scale = amax / 448, and at least the smallest normal float32; codes = round(value * (1 / scale)), to nearest even.
+    scale = amax * (1 / 448), and at least the smallest normal float32; codes = round(value * (1 / scale)), to nearest
+    even. Products with float32 constants, because torch divides by a constant differently on a GPU and on a CPU.
     An all-zero row has codes 0 and scale 1. A row that holds NaN or infinity gets a non-finite scale, so whatever is
     computed from it is non-finite too: bad values are never hidden. No rows give empty results.
     """
@@ -30,7 +32,7 @@ def quantise_rows(values: torch.Tensor) -> Fp8Rows:
 
 def _quantise(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     amax = wide.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(amax == 0, 1.0, (amax / E4M3_MAX).clamp_min(SMALLEST_SCALE))
+    scales = torch.where(amax == 0, 1.0, (amax * INVERSE_E4M3_MAX).clamp_min(SMALLEST_SCALE))
     return (wide * scales.reciprocal()).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
 
 

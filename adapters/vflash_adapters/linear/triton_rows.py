@@ -7,11 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from vflash_adapters.linear.row_quantiser import E4M3_MAX, SMALLEST_SCALE
+from vflash_adapters.linear.row_quantiser import E4M3_MAX, INVERSE_E4M3_MAX, SMALLEST_SCALE
 from vflash_ports.errors import UnsupportedError
 from vflash_ports.linear import Fp8Rows
 
 WIDEST_ROW = 65536  # one program holds a whole row in registers
+_INVERSE_E4M3_MAX = tl.constexpr(INVERSE_E4M3_MAX)
 _SMALLEST_AMAX_BITS = tl.constexpr(int(torch.tensor(SMALLEST_SCALE * E4M3_MAX).view(torch.int32)))
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
@@ -40,6 +41,19 @@ def quantise_into(values: torch.Tensor, codes: torch.Tensor, scales: torch.Tenso
         num_warps=warps_for(block),
         enable_fp_fusion=False,
     )
+
+
+def restore_rows_triton(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous codes [rows, k] * scales [rows, 1] -> [rows, k] in `dtype`; bit-equal to `restore_rows`."""
+    require_rows("the Triton restorer", codes)
+    rows, width = codes.shape
+    out = torch.empty(rows, width, dtype=dtype, device=codes.device)
+    if rows > 0:
+        block = min(4096, triton.next_power_of_2(width))
+        _restore[(rows, triton.cdiv(width, block))](
+            codes, scales, out, WIDTH=width, BLOCK=block, num_warps=max(1, block // 512), enable_fp_fusion=False
+        )
+    return out
 
 
 def empty_rows(rows: int, width: int, device: torch.device) -> Fp8Rows:
@@ -74,6 +88,16 @@ def _quantise(values_ptr, codes_ptr, scales_ptr, row_stride, WIDTH: tl.constexpr
 
 
 @triton.jit
+def _restore(codes_ptr, scales_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    codes = tl.load(codes_ptr + row * WIDTH + columns, mask=inside, eviction_policy="evict_first")
+    restored = codes.to(tl.float32) * tl.load(scales_ptr + row)
+    tl.store(out_ptr + row * WIDTH + columns, restored.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def store_fp8_row(values, codes_ptr, scales_ptr, row, columns, inside, WIDTH: tl.constexpr):
     """Write one row, already rounded to the model's dtype, as codes and its scale. `row` is int64.
 
@@ -81,7 +105,7 @@ def store_fp8_row(values, codes_ptr, scales_ptr, row, columns, inside, WIDTH: tl
     """
     wide = values.to(tl.float32)
     amax_bits = tl.max(tl.abs(wide).to(tl.int32, bitcast=True), axis=0)
-    scale = tl.div_rn(amax_bits.to(tl.float32, bitcast=True), 448.0)
+    scale = amax_bits.to(tl.float32, bitcast=True) * _INVERSE_E4M3_MAX
     scale = tl.where(amax_bits < _SMALLEST_AMAX_BITS, _SMALLEST_SCALE, scale)
     scale = tl.where(amax_bits == 0, 1.0, scale)
     codes = wide * tl.div_rn(1.0, scale)

@@ -30,7 +30,7 @@ AttentionBackend = Annotated[
 Linear = Annotated[
     str | None, typer.Option(help="How linear layers run: bf16, fp8-weight-only or w8a8", rich_help_panel=BACKENDS)
 ]
-Fp8Quantizer = Annotated[str | None, typer.Option(help="For w8a8: triton or torch", rich_help_panel=BACKENDS)]
+Fp8Kernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
 BlockKernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
 WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)

@@ -51,8 +51,14 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "qk_norm_rope": (
         triton_qk_norm_rope._qk_norm_rope,
         {"cos_ptr": F32, "sin_ptr": F32, "eps": "fp32"},
-        {"HEADS": 56, "HALF": 48, "HALF_BLOCK": 64, "PASS": 32, "PASS_BLOCK": 32, "BLOCK": 16},
-        4,
+        {"HEADS": 56, "HALF": 48, "PASS": 32, "PIECE": 16, "BLOCK": 16},
+        1,
+    ),
+    "restore": (
+        triton_rows._restore,
+        {"codes_ptr": CODES, "scales_ptr": F32},
+        {"WIDTH": 5376, "BLOCK": 4096},
+        8,
     ),
     "quantise": (
         triton_rows._quantise,
