@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from attrs.validators import instance_of
 from attrs.validators import optional as maybe
 
-from vflash.domain.fields import Choice, errors_name_their_field, to_path, whole_number
+from vflash.domain.fields import Choice, errors_name_their_field, to_bool, to_path, whole_number
 from vflash_ports.errors import ContractError
 
 
@@ -93,7 +92,7 @@ class Settings:
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
     linear: Linear = field(default=Linear.BF16, converter=Linear)
     fp8_kernels: Fp8Kernels = field(default=Fp8Kernels.AUTO, converter=Fp8Kernels)
-    fp8_fast_accum: bool = field(default=False, validator=instance_of(bool))
+    fp8_fast_accum: bool = field(default=False, converter=to_bool)
     block_kernels: BlockKernelSet = field(default=BlockKernelSet.AUTO, converter=BlockKernelSet)
     weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)
     weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)

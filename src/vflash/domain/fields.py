@@ -49,6 +49,12 @@ def to_path(value: Any) -> Path:
     return Path(value)
 
 
+def to_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ContractError(f"expected true or false, got {value!r}")
+    return value
+
+
 class Choice(StrEnum):
     """A StrEnum whose unknown values are user errors that list what is legal."""
 
