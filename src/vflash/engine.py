@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from attrs import define, field, frozen
 
 from vflash import __version__
 from vflash.domain.duration import ClipLength
+from vflash.domain.fields import to_path
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import denoiser_folder
 from vflash.domain.progress import ProgressCallback
@@ -87,13 +89,15 @@ class Engine:
                 if kept.keep:
                     kept.open()
 
-    def generate(self, request: VideoRequest, output: Path, *, progress: ProgressCallback | None = None) -> VideoResult:
+    def generate(
+        self, request: VideoRequest, output: Path | str, *, progress: ProgressCallback | None = None
+    ) -> VideoResult:
         """Raises `ContractError` before weights load for what cannot be done; `ExecutionError` for what failed."""
         if not isinstance(request, VideoRequest):
             raise ContractError(f"request must be a VideoRequest, got {type(request).__name__}")
         with self._gate.admit() as number:
             clock, watch = self._clock(number), RequestWatch(progress)
-            outputs = plan_outputs(Path(output), request.save_latents)
+            outputs = plan_outputs(to_path(output), request.save_latents)
             outputs.check(self.sink, self.latent_store)
             facts = self.model_facts(denoiser_folder(request.mode))
             self.backends.check(facts)
@@ -106,11 +110,13 @@ class Engine:
             described = request_receipt(request, gathered.plan, facts)
             return self._finish({**described, **run}, delivery, outputs, watch, clock)
 
-    def decode(self, latents_path: Path, output: Path, *, progress: ProgressCallback | None = None) -> VideoResult:
+    def decode(
+        self, latents_path: Path | str, output: Path | str, *, progress: ProgressCallback | None = None
+    ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
         with self._gate.admit() as number:
             clock, watch = self._clock(number), RequestWatch(progress)
-            outputs = plan_outputs(Path(output), Path(latents_path))
+            outputs = plan_outputs(to_path(output), to_path(latents_path))
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)
             facts = self.model_facts(next(iter(self.denoisers)))
@@ -162,21 +168,27 @@ class Engine:
     def _deliver(
         self, latents: Latents, length: ClipLength, facts: ModelFacts, outputs: Outputs, watch: RequestWatch
     ) -> Delivery:
-        hint = (
-            f"the latents are kept; decode them again with: vflash decode --model {self.model_dir} "
-            f"--latents {outputs.latents} --output {outputs.video}"
-        )
         try:
             with watch.stage("media"), self.codec.use() as codec:
                 clip = decode(latents, length, facts.codec, codec, watch)
                 with watch.stage("video_decode_and_encode"):
                     return self.sink.write(clip, outputs.video)
-        except VflashError as error:
-            raise type(error)(f"{error}\n{hint}") from error
-        except RuntimeError as error:
-            if watch.cancelled:
-                raise
-            raise DeliveryError(f"{error}\n{hint}") from error
+        except (VflashError, RuntimeError, OSError) as error:
+            if watch.cancellation is not None:
+                raise watch.cancellation  # noqa: B904 - a sink may have wrapped it
+            kind = type(error) if isinstance(error, VflashError) else DeliveryError
+            raise kind(f"{error}\n{self._decode_hint(outputs)}") from error
+
+    def _decode_hint(self, outputs: Outputs) -> str:
+        options = {
+            "model": self.model_dir,
+            "device": self.backends.device,
+            "dtype": str(self.backends.dtype).removeprefix("torch."),
+            "latents": outputs.latents,
+            "output": outputs.video,
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return f"the latents are kept; decode them again with: {shlex.join(['vflash', 'decode', *words])}"
 
     def _finish(
         self,
@@ -225,5 +237,6 @@ class Engine:
         return (self.encoder, self.codec, *self.denoisers.values())
 
     def _release(self) -> None:
-        for kept in self._lifetimes():
-            kept.close()
+        with ExitStack() as every:  # one that fails to close does not keep the others
+            for kept in self._lifetimes():
+                every.callback(kept.close)

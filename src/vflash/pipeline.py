@@ -14,6 +14,7 @@ from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.domain.request import Reference, VideoRequest
 from vflash.engine import VideoResult
 from vflash.settings import Settings
+from vflash_ports.errors import ContractError
 from vflash_ports.text_encoder import TextEncoderLoader
 
 __all__ = ["H3Pipeline", "PipelineProgress", "Reference", "VideoRequest", "VideoResult"]
@@ -33,6 +34,8 @@ class H3Pipeline:
         settings = from_mapping(Settings, "H3Pipeline options", {"model_dir": model_dir, **options})
         container = Container(settings=settings)
         if text_encoder_loader is not None:
+            if not callable(text_encoder_loader):
+                raise ContractError(f"text_encoder_loader must be a callable, got {text_encoder_loader!r}")
             container.text_encoder_loader.override(providers.Object(text_encoder_loader))
         self.settings = settings
         self._engine = container.pipeline()
@@ -59,13 +62,13 @@ class H3Pipeline:
         pipeline healthy. Raises `ContractError` for bad input, `ExecutionError` for a failed execution, which also
         retires the pipeline.
         """
-        return self._engine.generate(request, Path(output_path), progress=progress)
+        return self._engine.generate(request, output_path, progress=progress)
 
     def decode(
         self, latents_path: Path | str, output_path: Path | str, *, progress: ProgressCallback | None = None
     ) -> VideoResult:
         """Decode and deliver kept latents without denoising again."""
-        return self._engine.decode(Path(latents_path), Path(output_path), progress=progress)
+        return self._engine.decode(latents_path, output_path, progress=progress)
 
     def close(self) -> None:
         """Release every model; idempotent."""

@@ -34,6 +34,7 @@ def decode(
         media_video_input=media_video_input,
         media_video_threads=media_video_threads,
     )
+    options.require(settings_table, "model_dir", "--model")
     settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
     if not latents.is_file():
         raise ContractError(f"latents file {latents} does not exist")

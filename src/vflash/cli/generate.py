@@ -10,6 +10,8 @@ import typer
 from vflash.cli import options
 from vflash.cli.reporting import print_result, progress_reporter
 from vflash.domain.fields import from_mapping
+from vflash.domain.model_facts import read_model_facts
+from vflash.domain.plan import check_plan, denoiser_folder
 from vflash.domain.request import VideoRequest
 from vflash.settings import Settings
 from vflash_ports.errors import ContractError
@@ -90,9 +92,12 @@ def generate(
 
 def run(settings_table: dict[str, Any], request_table: dict[str, Any], output: Path, *, as_json: bool) -> None:
     """Check everything that plain numbers can decide, then import torch and run."""
+    options.require(request_table, "prompt", "--prompt or --prompt-file")
+    options.require(settings_table, "model_dir", "--model")
     request = from_mapping(VideoRequest, "the request", request_table)
     settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
     check_inputs(request, output)
+    check_plan(request, read_model_facts(settings.model_dir, denoiser=denoiser_folder(request.mode)))
 
     from vflash.container import Container
 
@@ -115,6 +120,6 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
     if prompt is not None:
         raise ContractError("give --prompt or --prompt-file, not both")
     try:
-        return prompt_file.read_text(encoding="utf-8").strip("\n")
+        return prompt_file.read_text(encoding="utf-8-sig").strip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ContractError(f"--prompt-file {prompt_file} cannot be read: {error}") from error

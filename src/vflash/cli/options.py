@@ -47,6 +47,11 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value != []}
 
 
+def require(table: Mapping[str, Any], name: str, option: str) -> None:
+    if name not in table:
+        raise ContractError(f"give {option}, or {name} in the --config file")
+
+
 def read_config(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The [settings] and [request] tables; names are checked when the values are used."""
     if path is None:
@@ -56,4 +61,11 @@ def read_config(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ContractError(f"--config {path} cannot be read: {error}") from error
     refuse_unknown(str(path), tables, ("settings", "request"))
-    return dict(tables.get("settings", {})), dict(tables.get("request", {}))
+    return _table(path, tables, "settings"), _table(path, tables, "request")
+
+
+def _table(path: Path, tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = tables.get(name, {})
+    if not isinstance(table, dict):
+        raise ContractError(f"--config {path}: {name} must be a table, [{name}], got {table!r}")
+    return dict(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -13,6 +14,8 @@ from attrs import frozen
 
 from vflash_ports.errors import ContractError, DeliveryError
 from vflash_ports.media import LatentStore, MediaSink
+
+NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @frozen(kw_only=True)
@@ -34,22 +37,39 @@ class Outputs:
 
 
 def plan_outputs(output: Path, save_latents: Path | None) -> Outputs:
-    return Outputs(
+    if not output.name:
+        raise ContractError(f"output must name a file, got {str(output)!r}")
+    outputs = Outputs(
         video=output,
         receipt=output.with_suffix(".receipt.json"),
         latents=save_latents or output.with_suffix(".latents.safetensors"),
         keep_latents=save_latents is not None,
     )
+    paths = [path.absolute() for path in (outputs.video, outputs.receipt, outputs.latents)]
+    if len(set(paths)) < len(paths):
+        raise ContractError(f"save_latents {outputs.latents} is where the clip or its receipt goes; name another file")
+    return outputs
 
 
 def write_receipt(receipt: Mapping[str, Any], path: Path) -> None:
     """Published whole or not at all, never over an existing file."""
+    text = json.dumps(receipt, indent=2, ensure_ascii=False) + "\n"
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".receipt-", encoding="utf-8") as file:
-            json.dump(receipt, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-            os.link(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".vflash-receipt-") as scratch:
+            draft = Path(scratch) / "receipt.json"
+            _write(text, draft)
+            try:
+                os.link(draft, path)
+            except OSError as error:
+                if error.errno not in NO_HARD_LINKS:
+                    raise
+                _write(text, path)
     except OSError as error:
         raise DeliveryError(f"the video is complete, but its receipt {path} cannot be written: {error}") from error
+
+
+def _write(text: str, path: Path) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -12,22 +12,29 @@ from vflash_ports.observer import SilentObserver
 
 
 class RequestWatch:
-    """`stages` nests: an outer stage's `elapsed_seconds` holds those of the stages inside it; never add both."""
+    """`stages` nests: an outer stage's `elapsed_seconds` holds those of the stages inside it; never add both.
+
+    `cancellation` is what the caller's callback raised, whatever has been made of it on its way up.
+    """
 
     def __init__(self, callback: ProgressCallback | None = None) -> None:
         self.stages: dict[str, Any] = {}
-        self.cancelled = False
+        self.cancellation: BaseException | None = None
         self._open = [self.stages]
         self._callback = callback
         self._phases = SilentObserver()
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancellation is not None
 
     def progress(self, stage: str, completed: int, total: int) -> None:
         if self._callback is None:
             return
         try:
             self._callback(PipelineProgress(stage=stage, completed=completed, total=total))
-        except BaseException:
-            self.cancelled = True
+        except BaseException as error:
+            self.cancellation = error
             raise
 
     @contextmanager

@@ -1,0 +1,74 @@
+"""How a pipeline runs: every choice by name, checked before anything is imported."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import attrs
+import pytest
+
+from vflash.domain.fields import from_mapping
+from vflash.settings import Settings
+from vflash_ports.errors import ContractError
+
+CHOICES = {item.name: type(item.default) for item in attrs.fields(Settings) if isinstance(item.default, StrEnum)}
+
+
+def test_defaults_are_the_documented_ones():
+    """Exact attention, BF16, one pipeline kept alive, on CUDA."""
+    settings = Settings(model_dir="model")
+    assert settings.model_dir == Path("model")
+    assert (settings.device, settings.dtype, settings.attention_backend) == ("cuda", "bfloat16", "auto")
+    assert (settings.linear, settings.block_kernels, settings.model_lifetime) == ("bf16", "torch", "keep")
+    assert settings.media_video_input == "file"
+    assert settings.media_video_threads is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:15"])
+def test_legal_devices(device):
+    """By name and number."""
+    assert Settings(model_dir="model", device=device).device == device
+
+
+@pytest.mark.parametrize(
+    "device", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1234", "cuda: 1", "cpu:0", "CUDA", "cuda:٣", 0, None]
+)
+def test_illegal_devices(device):
+    """Nothing that torch would stumble over later."""
+    with pytest.raises(ContractError, match=r"^device: must be cpu, cuda or cuda:N, got"):
+        Settings(model_dir="model", device=device)
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_every_choice_takes_its_values_and_no_other(name):
+    """As text or as member; an unknown value lists all legal ones under the field's name."""
+    for member in CHOICES[name]:
+        assert getattr(Settings(model_dir="model", **{name: str(member)}), name) is member
+        assert getattr(Settings(model_dir="model", **{name: member}), name) is member
+    for wrong in ("fastest", "", None, 1, True):
+        with pytest.raises(ContractError) as caught:
+            Settings(model_dir="model", **{name: wrong})
+        assert str(caught.value).startswith(f"{name}: {wrong!r} is not a")
+        assert all(member in str(caught.value) for member in CHOICES[name])
+
+
+@pytest.mark.parametrize("threads", [1, 256, None])
+def test_legal_threads(threads):
+    """None leaves it to FFmpeg."""
+    assert Settings(model_dir="model", media_video_threads=threads).media_video_threads == threads
+
+
+@pytest.mark.parametrize("threads", [0, 257, True, 2.0, "2"])
+def test_illegal_threads(threads):
+    """A bool is no count."""
+    with pytest.raises(ContractError, match=r"^media_video_threads must be"):
+        Settings(model_dir="model", media_video_threads=threads)
+
+
+def test_a_misspelt_setting_is_an_error_with_a_hint():
+    """From Python, the command line and TOML alike."""
+    with pytest.raises(ContractError, match="unknown field 'attention_backed' in it; did you mean 'attention_backend'"):
+        from_mapping(Settings, "it", {"model_dir": "model", "attention_backed": "sdpa"})
+    with pytest.raises(ContractError, match="it needs model_dir"):
+        from_mapping(Settings, "it", {})
