@@ -7,7 +7,7 @@ import torch
 from attention_cases import Case, random_plan, random_projections
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import sdpa_attention
-from vflash_adapters.attention.veda.fast import TritonSparseCall
+from vflash_adapters.attention.veda.fast import FastSparseCall
 from vflash_adapters.attention.veda.kept_lists import kept_mask
 from vflash_adapters.attention.veda.reference import attend_kept
 
@@ -16,7 +16,7 @@ SAMPLED_TILES = 16
 
 
 def measure_errors(
-    case: Case, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: TritonSparseCall, device: torch.device
+    case: Case, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: FastSparseCall, device: torch.device
 ) -> dict[str, float]:
     """Relative L2 errors against float32, and the share of the dense attention weight that the kept tiles hold."""
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
@@ -39,7 +39,7 @@ def measure_errors(
 
 
 def kept_mass(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, call: TritonSparseCall, head_shape: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor, call: FastSparseCall, head_shape: torch.Tensor
 ) -> float:
     """Mean over heads and evenly spaced video query tiles of the dense softmax weight inside the kept tiles."""
     masses = []

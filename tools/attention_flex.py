@@ -7,12 +7,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from attention_cases import Case, random_plan, random_projections, random_qkv
 from attention_timing import timed
-from vflash_adapters.attention.veda.fast import TritonSparseCall
+from vflash_adapters.attention.veda.fast import FastSparseCall
 from vflash_adapters.attention.veda.kept_lists import kept_mask
 from vflash_adapters.attention.veda.tiles import TILE_ROWS
 
 
-def flex_milliseconds(case: Case, device: torch.device, call: TritonSparseCall, repeats: int) -> dict[str, float]:
+def flex_milliseconds(case: Case, device: torch.device, call: FastSparseCall, repeats: int) -> dict[str, float]:
     """Median milliseconds of the compiled kernel alone, and of gathering q, k, v and scattering the output."""
     q, k, v = random_qkv(case, device)
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
@@ -33,7 +33,7 @@ def gathered(x_SHD: torch.Tensor, rows_HN: torch.Tensor) -> torch.Tensor:
     return x_SHD[rows_HN, heads[:, None]].unsqueeze(0)
 
 
-def flex_mask(call: TritonSparseCall, head_shape: torch.Tensor, device: torch.device) -> BlockMask:
+def flex_mask(call: FastSparseCall, head_shape: torch.Tensor, device: torch.device) -> BlockMask:
     mask = kept_mask(call.kept, call.tiling, head_shape).to(device)
     valid = call.tiling.valid[head_shape.long()]
     full = mask & (valid == TILE_ROWS)[:, None, :]

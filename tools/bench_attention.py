@@ -34,14 +34,13 @@ from attention_flex import flex_milliseconds
 from attention_timing import peak_bytes, timed
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.attention.veda.budget import Budget, BudgetKind
-from vflash_adapters.attention.veda.fast import TritonKernels, TritonSparseCall
-from vflash_adapters.attention.veda.scores import block_logits
+from vflash_adapters.attention.veda.device_kernels import device_kernels
+from vflash_adapters.attention.veda.fast import FastSparseCall
 from vflash_adapters.attention.veda.tiling import build_tiling, tiled_spans
-from vflash_adapters.attention.veda.triton_attend import AttendConfig, attend_kept
 from vflash_adapters.attention.veda.triton_pool import pool_tiles
+from vflash_adapters.attention.veda.triton_score import block_logits
 from vflash_adapters.attention.veda.triton_select import select_tiles
 
-CONFIGS = [AttendConfig(key_rows=keys, warps=8, stages=stages) for keys in (128, 64) for stages in (2, 3, 4)]
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -58,7 +57,6 @@ def main() -> None:
     result["checks"] = check_all(device)
     if not args.check:
         cases = [MAIN] if args.quick else [MAIN, LONG, LARGE, *SMALLER]
-        result["configs"] = compare_configs(MAIN, device, args.keep, args.repeats)
         result["cases"] = {case.name: bench_case(case, device, args.keep, args.repeats) for case in cases}
         result["errors"] = {
             kind: measure_errors(MAIN, inputs(MAIN, device), sparse_call(MAIN, device, args.keep), device)
@@ -70,12 +68,14 @@ def main() -> None:
     print_tables(result)
 
 
-def sparse_call(case: Case, device: torch.device, keep: float, config: AttendConfig | None = None) -> TritonSparseCall:
+def sparse_call(case: Case, device: torch.device, keep: float) -> FastSparseCall:
     layout = case.layout(device)
     spans = tiled_spans(layout, tile_conditions=False)
     budget = Budget(kind=BudgetKind.RATIO, value=keep)
     tiling = build_tiling(spans, random_plan(case), budget, None, device)
-    return TritonKernels(config=config or AttendConfig()).prepare(tiling, layout)
+    call = device_kernels(device).prepare(tiling, layout)
+    assert isinstance(call, FastSparseCall)
+    return call
 
 
 def bench_case(case: Case, device: torch.device, keep: float, repeats: int) -> dict[str, Any]:
@@ -101,40 +101,22 @@ def bench_case(case: Case, device: torch.device, keep: float, repeats: int) -> d
     return row
 
 
-def parts(
-    call: TritonSparseCall, qkv: QKV, projections: Any, head_shape: torch.Tensor, repeats: int
-) -> dict[str, float]:
+def parts(call: FastSparseCall, qkv: QKV, projections: Any, head_shape: torch.Tensor, repeats: int) -> dict[str, float]:
     q, k, v = qkv
     features = pool_tiles(q, k, call.tiling, head_shape)
-    logits = block_logits(*features, projections)
+    logits = block_logits(features, projections)
     steps: Mapping[str, Callable[[], object]] = {
         "pool": lambda: pool_tiles(q, k, call.tiling, head_shape),
-        "score": lambda: block_logits(*features, projections),
+        "score": lambda: block_logits(features, projections),
         "select": lambda: select_tiles(logits, call.tiling, head_shape, call.kept, call.pairs),
-        "attend": lambda: attend_kept(
+        "attend": lambda: call.attend(
             q, k, v, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config
         ),
     }
     return {name: timed(step, repeats) for name, step in steps.items()}
 
 
-def compare_configs(case: Case, device: torch.device, keep: float, repeats: int) -> dict[str, float | str]:
-    """Milliseconds of the attend kernel alone, by its configuration."""
-    q, k, v = random_qkv(case, device)
-    head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
-    projections = random_projections(case, device)
-    found: dict[str, float | str] = {}
-    for config in CONFIGS:
-        name = f"keys {config.key_rows} warps {config.warps} stages {config.stages}"
-        call = sparse_call(case, device, keep, config)
-        try:
-            found[name] = parts(call, (q, k, v), projections, head_shape, repeats)["attend"]
-        except triton.runtime.errors.OutOfResources as error:
-            found[name] = str(error)
-    return found
-
-
-def kept_bytes(call: TritonSparseCall) -> int:
+def kept_bytes(call: FastSparseCall) -> int:
     tables = (call.kept.lists, call.kept.entries, call.tiling.rows, call.tiling.valid, call.tiling.keep)
     return sum(table.numel() * table.element_size() for table in tables)
 
@@ -150,8 +132,6 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def print_tables(result: Mapping[str, Any]) -> None:
     print(json.dumps(result["environment"]), json.dumps(result["checks"]))
-    for name, milliseconds in result.get("configs", {}).items():
-        print(f"attend, {name}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms'}")
     if "flex" in result:
         print("flex attention on the same tiles:", json.dumps(result["flex"]))
     for kind, errors in result.get("errors", {}).items():

@@ -155,7 +155,7 @@ class VedaFn:
         predictor = self.backend.predictor
         target, reference = self.backend._budgets()
         return {
-            "kernels": self.backend.kernels.name,
+            "kernels": self.sparse.name,
             "dense_backend": dense.backend,
             "dense_edge_layers": self.backend.dense_edge_layers,
             "dense_steps": sorted(self.backend.dense_steps),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from attrs import define, field, frozen
 
+from vflash_adapters.attention.veda import triton_attend
 from vflash_adapters.attention.veda.kept_lists import KeptLists, allocate_lists
 from vflash_adapters.attention.veda.predictor import Projections
-from vflash_adapters.attention.veda.scores import block_logits
 from vflash_adapters.attention.veda.tiling import Tiling
-from vflash_adapters.attention.veda.triton_attend import AttendConfig, attend_kept
+from vflash_adapters.attention.veda.triton_attend import AttendConfig
 from vflash_adapters.attention.veda.triton_pool import pool_tiles
+from vflash_adapters.attention.veda.triton_score import block_logits
 from vflash_adapters.attention.veda.triton_select import select_tiles
 from vflash_ports.attention import AttentionLayout
 from vflash_ports.errors import UnsupportedError
 
 DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = (16, 32, 64, 128)
-MIN_CAPABILITY = (8, 0)
+HOPPER = (9, 0)
+Attend = Callable[..., torch.Tensor]
+"""(q, k, v, kept, *, tiling, head_shape) -> [S, H, D]."""
 
 
 @frozen(kw_only=True)
@@ -27,33 +31,32 @@ class TritonKernels:
     config: AttendConfig = field(factory=AttendConfig)
     name: str = field(default="triton", init=False)
 
-    def prepare(self, tiling: Tiling, layout: AttentionLayout) -> TritonSparseCall:
-        self._check(layout)
-        return TritonSparseCall(
-            tiling=tiling,
-            config=self.config,
-            kept=allocate_lists(tiling, layout.heads),
-            pairs=torch.zeros(layout.heads, dtype=torch.int64, device=layout.device),
-        )
+    def prepare(self, tiling: Tiling, layout: AttentionLayout) -> FastSparseCall:
+        _check(layout, self.name, head_dims=(16, 32, 64, 128), lowest=(8, 0), highest=None)
+        return prepare_call(self.name, tiling, layout, triton_attend.attend_kept, self.config)
 
-    def _check(self, layout: AttentionLayout) -> None:
-        cure = "choose veda_kernels='reference', or an exact attention backend"
-        if layout.device.type != "cuda":
-            raise UnsupportedError(f"Veda's Triton kernels run on CUDA, but the model is on {layout.device}; {cure}")
-        if torch.cuda.get_device_capability(layout.device) < MIN_CAPABILITY:
-            raise UnsupportedError(f"Veda's Triton kernels need compute capability 8.0 on {layout.device}; {cure}")
-        if layout.dtype not in DTYPES:
-            raise UnsupportedError(f"Veda's Triton kernels take bfloat16 or float16, not {layout.dtype}; {cure}")
-        if layout.head_dim not in HEAD_DIMS:
-            raise UnsupportedError(f"Veda's Triton kernels take head sizes {HEAD_DIMS}, not {layout.head_dim}; {cure}")
+
+@frozen(kw_only=True)
+class HopperKernels:
+    """The same, with an attention kernel made for compute capability 9.0."""
+
+    name: str = field(default="hopper", init=False)
+
+    def prepare(self, tiling: Tiling, layout: AttentionLayout) -> FastSparseCall:
+        _check(layout, self.name, head_dims=(64, 128), lowest=HOPPER, highest=HOPPER)
+        from vflash_adapters.attention.veda import hopper_attend
+
+        return prepare_call(self.name, tiling, layout, hopper_attend.attend_kept, hopper_attend.HopperConfig())
 
 
 @define(kw_only=True, eq=False)
-class TritonSparseCall:
+class FastSparseCall:
     """Calls run one after another on one stream and share the lists of kept tiles."""
 
+    name: str
     tiling: Tiling
-    config: AttendConfig
+    attend: Attend
+    config: object
     kept: KeptLists
     pairs: torch.Tensor
 
@@ -66,10 +69,41 @@ class TritonSparseCall:
         projections: Projections | None,
         head_shape: torch.Tensor,
     ) -> torch.Tensor:
-        q_features, k_features = pool_tiles(q, k, self.tiling, head_shape)
-        logits = block_logits(q_features, k_features, projections)
+        logits = block_logits(pool_tiles(q, k, self.tiling, head_shape), projections)
         select_tiles(logits, self.tiling, head_shape, self.kept, self.pairs)
-        return attend_kept(q, k, v, self.kept, tiling=self.tiling, head_shape=head_shape, config=self.config)
+        return self.attend(q, k, v, self.kept, tiling=self.tiling, head_shape=head_shape, config=self.config)
 
     def kept_pairs(self) -> int:
         return int(self.pairs.sum())
+
+
+def prepare_call(name: str, tiling: Tiling, layout: AttentionLayout, attend: Attend, config: object) -> FastSparseCall:
+    return FastSparseCall(
+        name=name,
+        tiling=tiling,
+        attend=attend,
+        config=config,
+        kept=allocate_lists(tiling, layout.heads),
+        pairs=torch.zeros(layout.heads, dtype=torch.int64, device=layout.device),
+    )
+
+
+def _check(
+    layout: AttentionLayout,
+    name: str,
+    *,
+    head_dims: tuple[int, ...],
+    lowest: tuple[int, int],
+    highest: tuple[int, int] | None,
+) -> None:
+    what = f"Veda kernels {name!r}"
+    cure = "choose veda_kernels='auto', or an exact attention backend"
+    if layout.device.type != "cuda":
+        raise UnsupportedError(f"{what} run on CUDA, but the model is on {layout.device}; {cure}")
+    capability = torch.cuda.get_device_capability(layout.device)
+    if capability < lowest or (highest and capability > highest):
+        raise UnsupportedError(f"{what} do not run on compute capability {capability} of {layout.device}; {cure}")
+    if layout.dtype not in DTYPES:
+        raise UnsupportedError(f"{what} take bfloat16 or float16, not {layout.dtype}; {cure}")
+    if layout.head_dim not in head_dims:
+        raise UnsupportedError(f"{what} take head sizes {head_dims}, not {layout.head_dim}; {cure}")

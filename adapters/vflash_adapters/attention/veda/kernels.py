@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -12,15 +11,11 @@ from vflash_adapters.attention.veda.tiling import Tiling
 from vflash_ports.attention import AttentionLayout
 
 
-class KernelChoice(StrEnum):
-    """Who computes the sparse calls."""
-
-    TRITON = "triton"
-    REFERENCE = "reference"
-
-
 class SparseCall(Protocol):
     """The sparse attention of one request."""
+
+    @property
+    def name(self) -> str: ...
 
     def __call__(
         self,

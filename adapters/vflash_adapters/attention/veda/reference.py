@@ -18,11 +18,12 @@ class ReferenceKernels:
     name: str = field(default="reference", init=False)
 
     def prepare(self, tiling: Tiling, layout: AttentionLayout) -> ReferenceSparseCall:
-        return ReferenceSparseCall(tiling=tiling)
+        return ReferenceSparseCall(name=self.name, tiling=tiling)
 
 
 @define(kw_only=True, eq=False)
 class ReferenceSparseCall:
+    name: str
     tiling: Tiling
     _kept: int = 0
 

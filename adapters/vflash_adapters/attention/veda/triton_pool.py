@@ -11,28 +11,24 @@ import triton.language as tl
 from vflash_adapters.attention.veda.tiles import TILE_ROWS
 from vflash_adapters.attention.veda.tiling import Tiling
 
-CHUNK_ROWS = 16
 
-
-def pool_tiles(
-    q_SHD: torch.Tensor, k_SHD: torch.Tensor, tiling: Tiling, head_shape: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of q and of k, float32 [H, N, 3D]; zero where a head's shape has no such tile."""
+def pool_tiles(q_SHD: torch.Tensor, k_SHD: torch.Tensor, tiling: Tiling, head_shape: torch.Tensor) -> torch.Tensor:
+    """Features of q, then of k, float32 [2, H, N, 3D]; zero where a head's shape has no such tile."""
     _, heads, head_dim = q_SHD.shape
     features = torch.empty(2, heads, tiling.tiles, 3 * head_dim, dtype=torch.float32, device=q_SHD.device)
     _pool[(tiling.tiles, heads, 2)](
         q_SHD, k_SHD, features, tiling.rows, tiling.valid, tiling.sizes, head_shape,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], tiling.tiles, heads,
-        D=head_dim, ROWS=TILE_ROWS, CHUNK=CHUNK_ROWS, num_warps=4,
+        D=head_dim, ROWS=TILE_ROWS, num_warps=8,
     )  # fmt: skip
-    return features[0], features[1]
+    return features
 
 
 @triton.jit
 def _pool(  # a kernel's arguments are positional
     q_ptr, k_ptr, features_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, tiles, heads,
-    D: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tile, head, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     shape = tl.load(head_shape_ptr + head)
@@ -45,18 +41,11 @@ def _pool(  # a kernel's arguments are positional
     x_ptr = (q_ptr if side == 0 else k_ptr) + head.to(tl.int64) * (q_head_stride if side == 0 else k_head_stride)
     row_stride = q_row_stride if side == 0 else k_row_stride
     valid = tl.load(valid_ptr + shape * tiles + tile)
-    total = tl.zeros([CHUNK, D], tl.float32)
-    most = tl.full([CHUNK, D], float("-inf"), tl.float32)
-    least = tl.full([CHUNK, D], float("inf"), tl.float32)
-    for start in tl.static_range(0, ROWS, CHUNK):
-        offs = start + tl.arange(0, CHUNK)
-        # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
-        row = tl.load(rows_ptr + (shape * tiles + tile) * ROWS + offs).to(tl.int64)
-        real = (offs < valid)[:, None]
-        x = tl.load(x_ptr + row[:, None] * row_stride + offs_d[None, :], mask=real, other=0.0).to(tl.float32)
-        total += x
-        most = tl.maximum(most, tl.where(real, x, float("-inf")))
-        least = tl.minimum(least, tl.where(real, x, float("inf")))
-    tl.store(out, tl.sum(total, 0) / valid)
-    tl.store(out + D, tl.max(most, 0))
-    tl.store(out + 2 * D, tl.min(least, 0))
+    offs = tl.arange(0, ROWS)
+    # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
+    row = tl.load(rows_ptr + (shape * tiles + tile) * ROWS + offs).to(tl.int64)
+    real = (offs < valid)[:, None]
+    x = tl.load(x_ptr + row[:, None] * row_stride + offs_d[None, :], mask=real, other=0.0).to(tl.float32)
+    tl.store(out, tl.sum(x, 0) / valid)
+    tl.store(out + D, tl.max(tl.where(real, x, float("-inf")), 0))
+    tl.store(out + 2 * D, tl.min(tl.where(real, x, float("inf")), 0))

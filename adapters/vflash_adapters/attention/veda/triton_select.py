@@ -44,11 +44,12 @@ def _select(  # a kernel's arguments are positional
         return
     col = tl.arange(0, BLOCK)
     keys = _ranked(tl.load(logits_ptr + (head.to(tl.int64) * tiles + tile) * tiles + col, mask=col < n_video, other=0))
-    keys = tl.where(col == tile, 0x7FFFFFFF, keys)
+    own = col == tile
     budget = keep_ptr + (shape * tiles + tile) * 2
-    video = _best(keys, col < n_ref, tl.load(budget)) | _best(
-        keys, (col >= n_ref) & (col < n_video), tl.load(budget + 1)
-    )
+    in_target = tile >= n_ref
+    video = own | _best(keys, (col >= n_ref) & (col < n_video) & ~own, tl.load(budget + 1) - in_target.to(tl.int32))
+    if n_ref > 0:
+        video = video | _best(keys, (col < n_ref) & ~own, tl.load(budget) - (~in_target).to(tl.int32))
     tl.atomic_add(pairs_ptr + head, tl.sum(video.to(tl.int64)), sem="relaxed")
     listed = video | ((col >= n_video) & (col < n_tiles))
 
@@ -76,16 +77,18 @@ def _ranked(logits):
 
 @triton.jit
 def _best(keys, among, count):
-    """The `count` largest of `among`; of equal ones the first. The threshold is built bit by bit from the top."""
-    unsigned = keys.to(tl.uint32, bitcast=True) ^ 0x80000000
-    threshold = tl.full([1], 0, tl.uint32)
-    bit = tl.full([1], 0x80000000, tl.uint32)
-    for _ in range(32):
-        raised = threshold | bit
-        enough = tl.sum((among & (unsigned >= raised)).to(tl.int32)) >= count
-        threshold = tl.where(enough, raised, threshold)
-        bit = bit >> 1
-    above = among & (unsigned > threshold)
-    equal = among & (unsigned == threshold)
+    """The `count` largest of `among`; of equal ones the first.
+
+    Bisects for the threshold, and stops early once it parts off exactly `count`.
+    """
+    low = tl.min(tl.where(among, keys, 0x7FFFFFFF)).to(tl.int64)
+    high = tl.max(tl.where(among, keys, -0x7FFFFFFF)).to(tl.int64)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        found = tl.sum((among & (keys >= middle.to(tl.int32))).to(tl.int32))
+        low = tl.where(found >= count, middle, low)
+        high = tl.where(found > count, high, tl.where(found == count, middle, middle - 1))
+    above = among & (keys > low.to(tl.int32))
+    equal = among & (keys == low.to(tl.int32))
     room = count - tl.sum(above.to(tl.int32))
     return above | (equal & (tl.cumsum(equal.to(tl.int32)) <= room))

@@ -1,0 +1,104 @@
+"""Gluon: the attention kernel for compute capability 9.0, with one copying and two computing warpgroups per processor.
+
+A persistent grid takes query tiles from a counter. The copies gather rows through the tile table, so nothing is laid
+out anew in memory beforehand, and the output rows are written where they belong.
+"""
+
+# Kernels are compiled by Triton, which reads no annotations.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+from __future__ import annotations
+
+import math
+
+import torch
+from attrs import frozen
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from vflash_adapters.attention.veda.hopper_consumer import consume
+from vflash_adapters.attention.veda.hopper_producer import produce
+from vflash_adapters.attention.veda.kept_lists import KeptLists
+from vflash_adapters.attention.veda.tiling import Tiling
+
+
+@frozen(kw_only=True)
+class HopperConfig:
+    """Blocks of keys in flight, and the registers of a computing and of a copying thread."""
+
+    slots: int = 2
+    consumer_registers: int = 208
+    producer_registers: int = 96
+    fence: bool = True
+
+
+def attend_kept(
+    q_SHD: torch.Tensor,
+    k_SHD: torch.Tensor,
+    v_SHD: torch.Tensor,
+    kept: KeptLists,
+    *,
+    tiling: Tiling,
+    head_shape: torch.Tensor,
+    config: HopperConfig,
+) -> torch.Tensor:
+    """[S, H, D], contiguous: every row once, since every row lies in exactly one tile."""
+    rows, heads, head_dim = q_SHD.shape
+    out = torch.empty((rows, heads, head_dim), dtype=q_SHD.dtype, device=q_SHD.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
+    processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
+    _attend_hopper[(processors,)](
+        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.entries, tiling.rows, tiling.valid, tiling.sizes, head_shape,
+        counter,
+        *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
+        heads, tiling.tiles, tiling.layouts[0].n_global, max(layout.n_video for layout in tiling.layouts),
+        head_dim**-0.5 * math.log2(math.e),
+        D=head_dim, SLOTS=config.slots, CONSUMER_REGISTERS=config.consumer_registers,
+        PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@gluon.jit
+def _attend_hopper(
+    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, entries_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr, counter_ptr,
+    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
+    heads, tiles, n_global, most_video, scale_log2,
+    D: gl.constexpr, SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    FENCE: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # Queries twice, so that the next item's are there when the last item's output passes through theirs.
+    q_s = gl.allocate_shared_memory(dtype, [4, 64, D], shared)
+    k_s = gl.allocate_shared_memory(dtype, [SLOTS, 128, D], shared)
+    v_s = gl.allocate_shared_memory(dtype, [SLOTS, 128, D], shared)
+    item_s = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # Full: 128 copying threads arrive, or the one that publishes an item. Empty: both computing warpgroups do.
+    q_full, q_empty = _barriers(2, 128), _barriers(2, 2)
+    k_full, k_empty = _barriers(SLOTS, 128), _barriers(SLOTS, 2)
+    v_full, v_empty = _barriers(SLOTS, 128), _barriers(SLOTS, 2)
+    item_full, item_empty = _barriers(2, 1), _barriers(2, 2)
+    tables = (valid_ptr, sizes_ptr, head_shape_ptr, entries_ptr)
+    sizes = (heads, tiles, n_global, most_video)
+    memory = (q_s, k_s, v_s, item_s)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty)
+    strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
+    qkv = (q_ptr, k_ptr, v_ptr)
+    gl.warp_specialize(
+        [
+            (consume, (0, out_ptr, lists_ptr, rows_ptr, scale_log2, tables, sizes, memory, barriers, D, SLOTS, FENCE)),
+            (consume, (1, out_ptr, lists_ptr, rows_ptr, scale_log2, tables, sizes, memory, barriers, D, SLOTS, FENCE)),
+            (produce, (qkv, strides, lists_ptr, rows_ptr, counter_ptr, tables, sizes, memory, barriers, D, SLOTS)),
+        ],
+        [4, 4],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
