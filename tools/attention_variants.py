@@ -27,7 +27,7 @@ VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "triton 128x8, 4 stages": AttendConfig(),
     "triton 128x8, 5 stages": AttendConfig(stages=5),
 }
-SECONDS = 90
+SECONDS = 50
 
 
 def main() -> None:
