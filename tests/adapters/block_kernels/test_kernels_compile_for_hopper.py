@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -69,11 +70,11 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_it_compiles_and_loads_are_wide(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """At the released model's sizes; local memory would mean an array indexed at run time."""
+@pytest.fixture(params=list(KERNELS))
+def built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """At the released model's sizes, strides and pointers multiples of 16 as torch gives them."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel, types, constants, warps = KERNELS[name]
+    kernel, types, constants, warps = KERNELS[request.param]
     signature, hints = {}, {}
     for place, argument in enumerate(kernel.arg_names):
         default = B16 if argument.endswith("_ptr") else "i32"
@@ -82,9 +83,17 @@ def test_it_compiles_and_loads_are_wide(name: str, monkeypatch: pytest.MonkeyPat
             hints[(place,)] = [["tt.divisibility", 16]]
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     source = ASTSource(kernel, signature, values, hints)
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    built = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": False})
+
+
+def test_it_compiles_and_every_row_offset_is_64_bits_wide(built: Any) -> None:
+    """Loads are 16 bytes wide, no array is indexed at run time, and each stride is widened before it is multiplied."""
+    assert len(built.asm["cubin"]) > 0
     assert "ld.global" in built.asm["ptx"]
     assert ".v4.b32" in built.asm["ptx"]
     assert ".local" not in built.asm["ptx"]
-    assert len(built.asm["cubin"]) > 0
+    body = [line for line in built.asm["ttir"].splitlines() if "tt.func" not in line and not line.startswith("#loc")]
+    for line in body:
+        if re.search(r"%\w+_stride\b", line.split("loc(")[0]):
+            assert "arith.extsi" in line, line
+    assert any("arith.extsi" in line and "to i64" in line for line in body)
