@@ -75,7 +75,7 @@ class Sound:
 class OracleRequest:
     """`first` and `last` are uint8 [H, W, 3]; height and width None lets the reference choose the canvas."""
 
-    prompt: str = "A red fox runs through the snow while soft music plays."
+    prompt: str = "A red fox runs through the snow; <d>Hello.</d> 雪，轻柔的音乐。"
     seed: int = 7
     evaluations: int = 3
     num_frames: int = 124

@@ -37,7 +37,12 @@ def main(folders: list[Path]) -> None:
 
 
 def declare_torchvision_operators() -> None:
-    """torchvision's wheel registers fake kernels for two operators that its CUDA-linked library would have defined."""
+    """torchvision's wheel registers fake kernels for two operators that its CUDA-linked library would have defined.
+
+    Beside a CUDA build of torch that library loads and defines them itself.
+    """
+    if torch.version.cuda is not None:
+        return
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import MODES, Oracle, OracleRequest, OracleResult, Picture, picture
+from oracle import MODES, Oracle, OracleRequest, OracleResult, picture
 
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.weights.mmap_source import MmapWeights
@@ -54,9 +54,8 @@ def test_above_one_tile(oracle: Oracle, tiny_checkpoints: Mapping[str, Path]) ->
 
 def test_bfloat16_follows_the_released_precision(oracle: Oracle, tiny_checkpoints: Mapping[str, Path]) -> None:
     """In BF16 the same modules stay in FP32 as in the reference, so pixels and sound are still bit-equal."""
-    checkpoint = tiny_checkpoints["other"]
-    request = OracleRequest(references=(Picture(pixels=picture(50, 90, seed=3)),), evaluations=1)
-    result = oracle.run(checkpoint, request, dtype="bfloat16")
+    checkpoint = tiny_checkpoints["small"]
+    result = oracle.run(checkpoint, oracle.request("i2va"), dtype="bfloat16")
     with CODECS.open(checkpoint, device=CPU, dtype=torch.bfloat16) as codec:
         equal(codec.encode_pixels(conditions(result)[0]), result.condition_latents[0])
         equal(torch.cat(list(codec.decode_video(result.latents))), result.frames)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import MODES, Oracle, OracleRequest, OracleResult, Picture, Video, picture
+from oracle import MODES, Oracle, OracleRequest, OracleResult, Picture, Video
 
 from vflash_adapters.text_encoder.presentation import Presenter
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
@@ -75,7 +75,7 @@ def test_embeddings_are_the_reference_s(oracle: Oracle, tiny_checkpoints: Mappin
 def test_bfloat16_embeddings_are_the_reference_s(oracle: Oracle, tiny_checkpoints: Mapping[str, Path]) -> None:
     """In BF16 too, because the rotary frequencies stay FP32 on both sides."""
     checkpoint = tiny_checkpoints["small"]
-    request = OracleRequest(first=picture(64, 96, seed=4))
+    request = oracle.request("i2va")
     result = oracle.run(checkpoint, request, dtype="bfloat16")
     with Qwen3VLProvider(hidden_state_index=50).open(checkpoint, device=CPU, dtype=torch.bfloat16) as encoder:
         found = encoder.encode(presentation(request, result))

@@ -18,6 +18,7 @@ _QWEN_PLAIN = (
     *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
     *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+# These the release names in tokenizer_config.json alone: whoever reads tokenizer.json by itself misses them.
 _H3_SPECIAL = (
     *("<d>", "</d>", "<|cutoff|>"),
     *("<|lyrics_start|>", "<|lyrics_end|>", "<|caption_start|>", "<|caption_end|>"),
@@ -41,13 +42,12 @@ def write_tokenizer(folder: Path) -> Mapping[str, int]:
     tokenizer = _trained()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _QWEN_SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _QWEN_PLAIN])
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _H3_SPECIAL])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.model.save(str(folder))  # vocab.json and merges.txt
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=2) + "\n")
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    return ids
+    return ids | {token: len(ids) + place for place, token in enumerate(_H3_SPECIAL)}
 
 
 def _trained():  # type: ignore[no-untyped-def]

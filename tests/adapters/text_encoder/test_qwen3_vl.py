@@ -19,9 +19,10 @@ from torch import nn
 
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_adapters.text_encoder.prefix import place
+from vflash_adapters.text_encoder.presentation import Presenter
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_ports.errors import CheckpointError, ClosedError, ContractError, NonFiniteError
-from vflash_ports.text_encoder import TextPart
+from vflash_ports.text_encoder import TextPart, VideoPart
 
 CPU = torch.device("cpu")
 PROMPT = [TextPart(text="a fox")]
@@ -179,6 +180,29 @@ def test_a_loader_must_return_the_architecture_on_the_cpu(tiny_checkpoints: Mapp
     ):
         with pytest.raises(CheckpointError, match=message):
             encode(tiny_checkpoints["small"], loader)
+
+
+def test_attention_is_exact_whatever_the_loader_chose(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """A loader that configured another attention gets the exact kernel, in the text stack and the vision tower."""
+
+    def eager(path: Path) -> Any:
+        model = OfflineLoader(hidden_state_index=50)(path)
+        model.set_attn_implementation("eager")
+        return model
+
+    provider = Qwen3VLProvider(hidden_state_index=50, loader=eager)
+    with provider.open(tiny_checkpoints["small"], device=CPU, dtype=torch.float32) as encoder:
+        core = encoder._model.model
+        chosen = {part.config._attn_implementation for part in (core, core.language_model, core.visual)}
+        assert chosen == {"sdpa"}
+
+
+def test_each_frame_pair_needs_its_time(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """A video whose pair count and times disagree is refused before the model runs."""
+    frames = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
+    presenter = Presenter.read(tiny_checkpoints["small"])
+    with pytest.raises(ContractError, match="4 frames has 2 frame pairs but 1 pair_seconds"):
+        presenter.present([VideoPart(frames=frames, pair_seconds=(0.25,))])
 
 
 def test_damaged_checkpoints_are_named(checkpoint: Path) -> None:

@@ -1,0 +1,67 @@
+"""The text encoder and the latent codec on the device: near the CPU's values, and gone after their scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
+from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
+from vflash_adapters.weights.mmap_source import MmapWeights
+from vflash_ports.text_encoder import PicturePart, TextPart
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+PIXELS = (torch.arange(96 * 128 * 3).reshape(96, 128, 3) % 256).to(torch.uint8)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.cpu().double() - expected.double()).norm() / expected.double().norm())
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("variant", ["small", "other"])
+def test_text_encoder_agrees_with_the_cpu(
+    tiny_checkpoints: Mapping[str, Path], variant: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Embeddings are on the device in the asked dtype, rotary buffers in FP32, values near the CPU's float32 ones."""
+    provider, parts = Qwen3VLProvider(hidden_state_index=50), [PicturePart(pixels=PIXELS), TextPart(text="a fox")]
+    with provider.open(tiny_checkpoints[variant], device=CPU, dtype=torch.float32) as encoder:
+        expected = encoder.encode(parts).embeds
+    before = torch.cuda.memory_allocated(CUDA)
+    with provider.open(tiny_checkpoints[variant], device=CUDA, dtype=dtype) as encoder:
+        assert {buffer.dtype for buffer in encoder._model.buffers()} == {torch.float32}
+        embeds = encoder.encode(parts).embeds
+    assert embeds.device == CUDA
+    assert embeds.dtype is dtype
+    assert distance(embeds, expected) < tolerance
+    del embeds
+    assert torch.cuda.memory_allocated(CUDA) == before
+
+
+@pytest.mark.parametrize("variant", ["small", "other"])
+def test_latent_codec_agrees_with_the_cpu(tiny_checkpoints: Mapping[str, Path], variant: str) -> None:
+    """Everything arrives on the CPU in float32; convolutions may run in TF32, so 1 % is allowed."""
+    codecs, found = DiffusersVaes(weights=MmapWeights), []
+    before = torch.cuda.memory_allocated(CUDA)
+    for device in (CPU, CUDA):
+        with codecs.open(tiny_checkpoints[variant], device=device, dtype=torch.float32) as codec:
+            video = torch.cat(list(codec.decode_video(noise(1, 24, 12, 4, 6))))
+            sound = codec.decode_audio(noise(2, 32, 9))
+            encoded = codec.encode_pixels(PIXELS[None]), codec.encode_waveform(noise(2, 4000).tanh())
+        found.append((video, sound, *encoded))
+    for expected, seen in zip(*found, strict=True):
+        assert seen.device == CPU
+        assert seen.dtype is torch.float32
+        assert distance(seen, expected) < 1e-2
+    assert torch.cuda.memory_allocated(CUDA) == before
