@@ -11,11 +11,14 @@ import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
 
+from vflash.domain.footprint import LinearStorage
+from vflash.domain.memory import MemoryOptions, Placement, Residence
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
 from vflash.engine import Engine
 from vflash.model.transformer import Denoiser
 from vflash.settings import Lifetime, Settings
 from vflash.stages.backends import Backends
+from vflash.stages.foresee import Foresight
 from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.kept import Kept
 from vflash.stages.loudness import levels
@@ -28,6 +31,7 @@ from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
 from vflash_adapters.machine import describe_machine
+from vflash_adapters.machine_limits import MachineMemory
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
@@ -43,6 +47,7 @@ from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.latent_codec import LatentCodec, LatentCodecProvider
 from vflash_ports.linear import LinearExecution
+from vflash_ports.machine import MachineReader
 from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
 from vflash_ports.residency import Residency
 from vflash_ports.text_encoder import TextEncoder, TextEncoderLoader, TextEncoderProvider
@@ -73,6 +78,15 @@ def _kept_codec(settings: Settings, provider: LatentCodecProvider, device: torch
     )
 
 
+def _memory_options(settings: Settings) -> MemoryOptions:
+    return MemoryOptions(
+        weight_residency=Residence(settings.weight_residency),
+        linear=LinearStorage(settings.linear),
+        placement=Placement.TOGETHER,
+        keep=settings.model_lifetime is Lifetime.KEEP,
+    )
+
+
 def _facts_reader(model_dir: Path) -> Callable[[str], ModelFacts]:
     return lambda folder: read_model_facts(model_dir, denoiser=folder)
 
@@ -81,12 +95,17 @@ def torch_dtype(settings: Settings) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[settings.dtype]
 
 
+def _all_of(selector: Provider[Any]) -> Provider[dict[str, Callable[[], Any]]]:
+    """Every choice of a selector by name, each still to be made."""
+    assert isinstance(selector, providers.Selector)
+    return providers.Dict({name: choice.provider for name, choice in selector.providers.items()})
+
+
 ATTENTION: dict[str, Provider[Attention]] = {
     "auto": providers.Singleton(DeviceDefaultAttention),
     "naive": providers.Singleton(NaiveAttention),
     **{backend.name: providers.Object(backend) for backend in SDPA_BACKENDS},
 }
-
 
 RESIDENCY: dict[str, Provider[Residency]] = {
     "block-ring": providers.Singleton(BlockRing),
@@ -145,6 +164,21 @@ class Container(containers.DeclarativeContainer):
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
     )
+    machine_memory: Provider[MachineReader] = providers.Singleton(
+        MachineMemory,
+        device_gib=settings.provided.device_memory_gib,
+        host_gib=settings.provided.host_memory_gib,
+    )
+    foresight: Provider[Foresight] = providers.Singleton(
+        Foresight,
+        model_dir=settings.provided.model_dir,
+        backends=backends,
+        residencies=_all_of(residency),
+        linears=_all_of(linear),
+        options=providers.Callable(_memory_options, settings),
+        tiles_at_once=1,
+        limits=machine_memory,
+    )
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
     machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
     checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
@@ -155,6 +189,7 @@ class Container(containers.DeclarativeContainer):
         model_dir=settings.provided.model_dir,
         model_facts=model_facts,
         backends=backends,
+        foresight=foresight,
         encoder=providers.Factory(_kept_encoder, settings, text_encoder, device),
         codec=providers.Factory(_kept_codec, settings, latent_codec, device),
         denoisers=providers.Factory(_kept_denoisers, settings, backends, model_facts),

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 from vflash import __version__
 from vflash.domain.duration import ClipLength
 from vflash.domain.fields import to_path
+from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import denoiser_folder
 from vflash.domain.progress import ProgressCallback
@@ -25,6 +26,7 @@ from vflash.stages.backends import Backends
 from vflash.stages.decode import decode, saved_length
 from vflash.stages.denoise import denoise
 from vflash.stages.encode import Conditioning, Conditions, encode_conditions, presentation
+from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
 from vflash.stages.gather import Gathered, gather
 from vflash.stages.kept import Kept
@@ -63,6 +65,7 @@ class Engine:
     model_dir: Path
     model_facts: Callable[[str], ModelFacts]
     backends: Backends
+    foresight: Foresight
     encoder: Kept[TextEncoder]
     codec: Kept[LatentCodec]
     denoisers: Mapping[str, Kept[Denoiser]]
@@ -89,12 +92,17 @@ class Engine:
                 if kept.keep:
                     kept.open()
 
+    def plan(self, request: VideoRequest) -> MemoryPlan:
+        """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing."""
+        check_request(request)
+        facts = self.model_facts(denoiser_folder(request.mode))
+        return self.foresight.plan(request, gather(request, facts, self.reader), facts)
+
     def generate(
         self, request: VideoRequest, output: Path | str, *, progress: ProgressCallback | None = None
     ) -> VideoResult:
         """Raises `ContractError` before weights load for what cannot be done; `ExecutionError` for what failed."""
-        if not isinstance(request, VideoRequest):
-            raise ContractError(f"request must be a VideoRequest, got {type(request).__name__}")
+        check_request(request)
         with self._gate.admit() as number:
             clock, watch = self._clock(number), RequestWatch(progress)
             outputs = plan_outputs(to_path(output), request.save_latents)
@@ -103,11 +111,14 @@ class Engine:
             self.backends.check(facts)
             with watch.stage("input_preparation"):
                 gathered = gather(request, facts, self.reader)
+                foreseen = self.foresight.plan(request, gathered, facts)
+                foreseen.require_fit()
             with self._execution(watch):
                 latents, run = self._latents(request, gathered, facts, watch)
                 self.latent_store.save(latents, outputs.latents)
                 delivery = self._deliver(latents, gathered.plan.length, facts, outputs, watch)
             described = request_receipt(request, gathered.plan, facts)
+            run["planned"] = foreseen.describe()["chosen"]
             return self._finish({**described, **run}, delivery, outputs, watch, clock)
 
     def decode(
@@ -240,3 +251,8 @@ class Engine:
         with ExitStack() as every:  # one that fails to close does not keep the others
             for kept in self._lifetimes():
                 every.callback(kept.close)
+
+
+def check_request(request: VideoRequest) -> None:
+    if not isinstance(request, VideoRequest):
+        raise ContractError(f"request must be a VideoRequest, got {type(request).__name__}")

@@ -10,6 +10,7 @@ from dependency_injector import providers
 
 from vflash.container import Container
 from vflash.domain.fields import from_mapping
+from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.domain.request import Reference, VideoRequest
 from vflash.engine import VideoResult
@@ -52,6 +53,10 @@ class H3Pipeline:
     def prepare(self) -> None:
         """Check every choice and load what stays loaded, so that the first request does not pay for it."""
         self._engine.prepare()
+
+    def plan(self, request: VideoRequest) -> MemoryPlan:
+        """Device, pinned and host memory, and bytes to read, under every choice; nothing is loaded."""
+        return self._engine.plan(request)
 
     def generate(
         self, request: VideoRequest, output_path: Path | str, *, progress: ProgressCallback | None = None

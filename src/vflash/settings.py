@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
+from attrs.converters import optional
 from attrs.validators import optional as maybe
 
 from vflash.domain.fields import Choice, errors_name_their_field, to_bool, to_path, whole_number
@@ -73,6 +74,12 @@ class Lifetime(Choice):
     PER_REQUEST = "per-request"
 
 
+def _gibibytes(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
+        raise ContractError(f"must be a positive number of GiB, got {value!r}")
+    return float(value)
+
+
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
@@ -97,6 +104,8 @@ class Settings:
     weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)
     weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
+    device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
+    host_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)
     media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
     ffn_chunk_rows: int = field(default=16_384, validator=whole_number(1, 1 << 30))

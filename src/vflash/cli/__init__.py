@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate, inspect
+from vflash.cli import decode, demo, doctor, generate, inspect, plan
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Run MiniMax-H3: a prompt and pictures in, an MP4 with sound out.",
 )
 app.command("generate")(generate.generate)
+app.command("plan")(plan.plan)
 app.command("decode")(decode.decode)
 app.command("inspect")(inspect.inspect)
 app.command("demo")(demo.demo)

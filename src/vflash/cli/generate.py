@@ -16,36 +16,22 @@ from vflash.domain.request import VideoRequest
 from vflash.settings import Settings
 from vflash_ports.errors import ContractError
 
-REQUEST = "Request"
-
 
 def generate(
     output: options.Output,
     model: options.Model = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt, used verbatim.", rich_help_panel=REQUEST)] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="UTF-8 file that holds the prompt.", rich_help_panel=REQUEST)
-    ] = None,
-    first_frame: Annotated[
-        Path | None, typer.Option(help="Picture the clip starts from (stretched).", rich_help_panel=REQUEST)
-    ] = None,
-    last_frame: Annotated[Path | None, typer.Option(help="Picture the clip ends on.", rich_help_panel=REQUEST)] = None,
-    reference: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Picture, video or sound, in order; repeat it. picture:, video:, audio: decide the kind.",
-            rich_help_panel=REQUEST,
-        ),
-    ] = None,
-    width: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)] = None,
-    height: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)] = None,
-    duration: Annotated[
-        int | None, typer.Option(help="Whole seconds, 5 to 15  [default: 5]", rich_help_panel=REQUEST)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Model evaluations  [default: 50]", rich_help_panel=REQUEST)] = None,
-    seed: Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=REQUEST)] = None,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    first_frame: options.FirstFrame = None,
+    last_frame: options.LastFrame = None,
+    reference: options.References = None,
+    width: options.Width = None,
+    height: options.Height = None,
+    duration: options.Duration = None,
+    steps: options.Steps = None,
+    seed: options.Seed = None,
     save_latents: Annotated[
-        Path | None, typer.Option(help="Keep the finished latents (safetensors).", rich_help_panel=REQUEST)
+        Path | None, typer.Option(help="Keep the finished latents (safetensors).", rich_help_panel=options.REQUEST)
     ] = None,
     config: options.Config = None,
     device: options.Device = None,
@@ -56,6 +42,9 @@ def generate(
     block_kernels: options.BlockKernels = None,
     weight_residency: options.WeightResidency = None,
     weight_reading: options.WeightReading = None,
+    model_lifetime: options.ModelLifetime = None,
+    device_memory_gib: options.DeviceMemory = None,
+    host_memory_gib: options.HostMemory = None,
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
     as_json: options.Json = False,
@@ -63,7 +52,7 @@ def generate(
     """Generate a clip from a prompt, and from pictures, videos and sounds if given."""
     settings_table, request_table = options.read_config(config)
     request_table |= options.given(
-        prompt=_prompt(prompt, prompt_file),
+        prompt=options.read_prompt(prompt, prompt_file),
         first_frame=first_frame,
         last_frame=last_frame,
         references=reference,
@@ -84,6 +73,9 @@ def generate(
         block_kernels=block_kernels,
         weight_residency=weight_residency,
         weight_reading=weight_reading,
+        model_lifetime=model_lifetime,
+        device_memory_gib=device_memory_gib,
+        host_memory_gib=host_memory_gib,
         media_video_input=media_video_input,
         media_video_threads=media_video_threads,
     )
@@ -107,19 +99,12 @@ def run(settings_table: dict[str, Any], request_table: dict[str, Any], output: P
 
 
 def check_inputs(request: VideoRequest, output: Path) -> None:
-    for path in request.inputs:
-        if not path.is_file():
-            raise ContractError(f"input file {path} does not exist")
+    check_files(request)
     if output.exists() or output.is_symlink():
         raise ContractError(f"output {output} exists already; choose another name or remove it")
 
 
-def _prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
-    if prompt_file is None:
-        return prompt
-    if prompt is not None:
-        raise ContractError("give --prompt or --prompt-file, not both")
-    try:
-        return prompt_file.read_text(encoding="utf-8-sig").strip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"--prompt-file {prompt_file} cannot be read: {error}") from error
+def check_files(request: VideoRequest) -> None:
+    for path in request.inputs:
+        if not path.is_file():
+            raise ContractError(f"input file {path} does not exist")

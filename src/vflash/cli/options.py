@@ -13,6 +13,7 @@ from vflash.domain.fields import refuse_unknown
 from vflash_ports.errors import ContractError
 
 BACKENDS = "Backends"
+REQUEST = "Request"
 
 Model = Annotated[
     Path | None, typer.Option("--model", help="Checkpoint folder of MiniMax-H3 (holds model_index.json).")
@@ -24,6 +25,24 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stderr, the receipt on stdout.")]
 Device = Annotated[str | None, typer.Option(envvar="VFLASH_DEVICE", help="cpu, cuda or cuda:N  [default: cuda]")]
 Dtype = Annotated[str | None, typer.Option(envvar="VFLASH_DTYPE", help="bfloat16 or float32  [default: bfloat16]")]
+Prompt = Annotated[str | None, typer.Option(help="The prompt, used verbatim.", rich_help_panel=REQUEST)]
+PromptFile = Annotated[Path | None, typer.Option(help="UTF-8 file that holds the prompt.", rich_help_panel=REQUEST)]
+FirstFrame = Annotated[
+    Path | None, typer.Option(help="Picture the clip starts from (stretched).", rich_help_panel=REQUEST)
+]
+LastFrame = Annotated[Path | None, typer.Option(help="Picture the clip ends on.", rich_help_panel=REQUEST)]
+References = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Picture, video or sound, in order; repeat it. picture:, video:, audio: decide the kind.",
+        rich_help_panel=REQUEST,
+    ),
+]
+Width = Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)]
+Height = Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)]
+Duration = Annotated[int | None, typer.Option(help="Whole seconds, 5 to 15  [default: 5]", rich_help_panel=REQUEST)]
+Steps = Annotated[int | None, typer.Option(help="Model evaluations  [default: 50]", rich_help_panel=REQUEST)]
+Seed = Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=REQUEST)]
 AttentionBackend = Annotated[
     str | None, typer.Option(help="auto, naive, sdpa, sdpa-flash or sdpa-cudnn", rich_help_panel=BACKENDS)
 ]
@@ -34,6 +53,15 @@ Fp8Kernels = Annotated[str | None, typer.Option(help="auto, torch or triton", ri
 BlockKernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
 WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)
+]
+ModelLifetime = Annotated[str | None, typer.Option(help="keep or per-request", rich_help_panel=BACKENDS)]
+DeviceMemory = Annotated[
+    float | None,
+    typer.Option("--device-memory-gib", help="Plan for this much instead of what is free.", rich_help_panel=BACKENDS),
+]
+HostMemory = Annotated[
+    float | None,
+    typer.Option("--host-memory-gib", help="Plan for this much instead of what is free.", rich_help_panel=BACKENDS),
 ]
 WeightReading = Annotated[str | None, typer.Option(help="mmap", rich_help_panel=BACKENDS)]
 MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
@@ -50,6 +78,18 @@ def given(**values: Any) -> dict[str, Any]:
 def require(table: Mapping[str, Any], name: str, option: str) -> None:
     if name not in table:
         raise ContractError(f"give {option}, or {name} in the --config file")
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str | None:
+    """The prompt itself, or what its file holds without the line ends around it."""
+    if prompt_file is None:
+        return prompt
+    if prompt is not None:
+        raise ContractError("give --prompt or --prompt-file, not both")
+    try:
+        return prompt_file.read_text(encoding="utf-8-sig").strip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"--prompt-file {prompt_file} cannot be read: {error}") from error
 
 
 def read_config(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -92,7 +92,7 @@ class DenoiserFacts:
 
 @frozen(kw_only=True)
 class CodecFacts:
-    """From `vae/config.json` and `audio_vae/config.json`."""
+    """From `vae/config.json` and `audio_vae/config.json`; `decoder_*` are the widths of the video decoder."""
 
     latent_channels: int
     spatial_ratio: int
@@ -101,6 +101,9 @@ class CodecFacts:
     audio_latent_channels: int
     sample_rate_hz: int
     hop: int
+    decoder_hidden: int = 2048
+    decoder_ffn: int = 8192
+    encoder_width: int = 128
 
 
 @frozen(kw_only=True)
@@ -180,6 +183,10 @@ def _codec(video: Mapping[str, Any], audio: Mapping[str, Any]) -> CodecFacts:
     def sizes(name: str, default: tuple[int, ...]) -> int:
         return math.prod(_wholes(f"vae config: {name}", video.get(name, default)))
 
+    def video_whole(name: str, default: int) -> int:
+        return _whole(f"vae config: {name}", video.get(name, default))
+
+    hidden = video_whole("decoder_num_attention_heads", 32) * video_whole("decoder_attention_head_dim", 64)
     clip_frames = _whole("vae config: clip_length", video.get("clip_length", 17))
     facts = CodecFacts(
         latent_channels=_whole("vae config: latent_channels", video.get("latent_channels", 24)),
@@ -189,6 +196,9 @@ def _codec(video: Mapping[str, Any], audio: Mapping[str, Any]) -> CodecFacts:
         audio_latent_channels=_whole("audio_vae config: latent_channels", audio.get("latent_channels", 32)),
         sample_rate_hz=_whole("audio_vae config: sampling_rate", audio.get("sampling_rate", 32000)),
         hop=math.prod(_wholes("audio_vae config: encoder_rates", audio.get("encoder_rates", (2, 4, 4, 5, 5)))),
+        decoder_hidden=hidden,
+        decoder_ffn=hidden * video_whole("decoder_ffn_mult", 4),
+        encoder_width=_wholes("vae config: block_out_channels", video.get("block_out_channels", (128,)))[0],
     )
     if facts.sample_rate_hz != AUDIO_LATENTS_PER_SECOND * facts.hop:
         raise CheckpointError(

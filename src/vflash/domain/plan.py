@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vflash.domain.canvas import Canvas, canvas_for_aspect, check_canvas
 from vflash.domain.duration import FPS, ClipLength, clip_length
@@ -65,6 +65,18 @@ def check_plan(request: VideoRequest, facts: ModelFacts) -> None:
     """What can be refused before an input is opened: all of the plan, unless its canvas follows a keyframe."""
     if request.width is not None or not (request.first_frame or request.last_frame):
         plan_request(request, facts)
+
+
+def replan(plan: Plan, facts: ModelFacts, *, duration_s: int, canvas: Canvas) -> Plan:
+    """The same request at another length and size."""
+    codec = facts.codec
+    return evolve(
+        plan,
+        canvas=canvas,
+        length=clip_length(duration_s, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents),
+        latent_height=canvas.height // codec.spatial_ratio,
+        latent_width=canvas.width // codec.spatial_ratio,
+    )
 
 
 def denoiser_folder(mode: Mode) -> str:

@@ -1,0 +1,174 @@
+"""Foresee: the memory plan of a gathered request, from headers, formulas and the machine's limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from attrs import define, evolve, field
+
+from vflash.domain.canvas import Canvas, round_to
+from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
+from vflash.domain.footprint import Pixels, Rows
+from vflash.domain.memory import MemoryOptions, ModelBytes, Need, Workload, judge, need
+from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change
+from vflash.domain.model_facts import ModelFacts
+from vflash.domain.packing import Condition, Keyframe, PictureBlock, SoundBlock, VideoBlock, pack
+from vflash.domain.plan import Plan, replan
+from vflash.domain.request import VideoRequest
+from vflash.model.load import stack_bytes
+from vflash.stages.backends import Backends
+from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput
+from vflash.stages.inventory import weigh
+from vflash_ports.attention import SegmentKind
+from vflash_ports.errors import UnsupportedError
+from vflash_ports.linear import LinearExecution
+from vflash_ports.machine import MachineReader
+from vflash_ports.residency import Residency
+from vflash_ports.weights import WeightOpener
+
+BYTES_PER_TOKEN = 3
+"""Of UTF-8 prompt text: English has about four, Chinese three to five."""
+VISION_TOKEN_PIXELS = 32 * 32
+"""A vision token of the text encoder covers this many pixels; a picture has at least 64 of them."""
+SMALLEST_PICTURE_TOKENS = 64
+
+
+@define(kw_only=True, eq=False)
+class Foresight:
+    """Plans memory for one pipeline's settings. `residencies` and `linears` make all there are, by name."""
+
+    model_dir: Path
+    backends: Backends
+    residencies: Mapping[str, Callable[[], Residency]]
+    linears: Mapping[str, Callable[[], LinearExecution]]
+    options: MemoryOptions
+    tiles_at_once: int
+    limits: MachineReader
+    _weighed: dict[str, ModelBytes] = field(factory=dict, init=False)
+
+    def plan(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> MemoryPlan:
+        """Headers are read once a pipeline; nothing is loaded."""
+        limits = self.limits(self.backends.device)
+        work = self.workload(request, gathered, facts)
+
+        def judged(work: Workload, options: MemoryOptions) -> Need:
+            return judge(need(work, options), limits, self._unsupported(options, facts))
+
+        chosen = judged(work, self.options)
+        smaller = self._smaller(request, gathered, facts)
+        return MemoryPlan(
+            plan=gathered.plan,
+            work=work,
+            limits=limits,
+            chosen=chosen,
+            choices=tuple(judged(work, options) for options in every_choice(self.options)),
+            advice="" if chosen.fits else first_change(work, self.options, judged, smaller),
+        )
+
+    def workload(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Workload:
+        plan = gathered.plan
+        return Workload(
+            facts=facts,
+            model=self._model(plan.denoiser),
+            rows=planned_rows(request.prompt, gathered, facts),
+            pixels=_pixels(gathered),
+            evaluations=plan.schedule.evaluations,
+            dtype_bytes=self.backends.dtype.itemsize,
+            chunk_rows=self.backends.ffn_chunk_rows,
+            tiles_at_once=self.tiles_at_once,
+            on_cpu=self.backends.device.type == "cpu",
+        )
+
+    def _model(self, denoiser: str) -> ModelBytes:
+        if denoiser not in self._weighed:
+            weights: WeightOpener = self.backends.weights
+            self._weighed[denoiser] = weigh(weights, self.model_dir, denoiser, self.backends.dtype)
+        return self._weighed[denoiser]
+
+    def _unsupported(self, options: MemoryOptions, facts: ModelFacts) -> tuple[str, ...]:
+        """What the named backends refuse on this device, in their own words."""
+        device, dtype = self.backends.device, self.backends.dtype
+        try:
+            linear = self.linears[options.linear]()
+            linear.check(device, dtype)
+            self.residencies[options.weight_residency]().check(device, stack_bytes(facts.denoiser, linear, dtype))
+        except UnsupportedError as error:
+            return (str(error),)
+        return ()
+
+    def _smaller(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Iterator[tuple[str, Workload]]:
+        """Shorter clips, then smaller canvases of the same shape."""
+        plan = gathered.plan
+        for duration_s in range(request.duration_s - 1, MIN_DURATION_S - 1, -1):
+            yield f"a duration of {duration_s} s", self._replanned(request, gathered, facts, duration_s, plan.canvas)
+        for tenths in range(9, 1, -1):
+            sizes = (
+                round_to(side * tenths / 10, facts.canvas_multiple) for side in (plan.canvas.width, plan.canvas.height)
+            )
+            canvas = Canvas(width=next(sizes), height=next(sizes))
+            yield f"a canvas of {canvas}", self._replanned(request, gathered, facts, request.duration_s, canvas)
+
+    def _replanned(
+        self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, duration_s: int, canvas: Canvas
+    ) -> Workload:
+        plan = replan(gathered.plan, facts, duration_s=duration_s, canvas=canvas)
+        return self.workload(request, evolve(gathered, plan=plan), facts)
+
+
+def planned_rows(prompt: str, gathered: Gathered, facts: ModelFacts) -> Rows:
+    """Exact but for the text, whose tokens are estimated: nothing is tokenised yet."""
+    plan, text = gathered.plan, _text_rows(prompt, gathered)
+    layout = pack(
+        text_rows=text,
+        conditions=[_planned_block(item, plan, facts) for item in gathered.inputs],
+        latent_frames=plan.length.latent_frames,
+        latent_height=plan.latent_height,
+        latent_width=plan.latent_width,
+        audio_latents=plan.length.audio_latents,
+        patch=facts.denoiser.patch_size,
+    )
+    return Rows(
+        text=text,
+        condition=layout.rows_of(SegmentKind.CONDITION_VIDEO, SegmentKind.CONDITION_AUDIO),
+        target_audio=layout.rows_of(SegmentKind.TARGET_AUDIO),
+        target_video=layout.rows_of(SegmentKind.TARGET_VIDEO),
+    )
+
+
+def _text_rows(prompt: str, gathered: Gathered) -> int:
+    tokens = max(1, len(prompt.encode()) // BYTES_PER_TOKEN)
+    for item in gathered.inputs:
+        if isinstance(item, KeyframeInput | PictureInput):
+            tokens += max(SMALLEST_PICTURE_TOKENS, math.prod(item.pixels.shape[:2]) // VISION_TOKEN_PIXELS)
+        elif isinstance(item, VideoInput):
+            pairs = len(item.sampled.pair_seconds)
+            tokens += pairs * max(1, math.prod(item.frames.shape[1:3]) // VISION_TOKEN_PIXELS)
+    return tokens
+
+
+def _planned_block(item: Input, plan: Plan, facts: ModelFacts) -> Condition:
+    codec = facts.codec
+    if isinstance(item, KeyframeInput):
+        return Keyframe(last=item.last)
+    if isinstance(item, PictureInput):
+        height, width = (side // codec.spatial_ratio for side in item.pixels.shape[:2])
+        return PictureBlock(height=height, width=width)
+    if isinstance(item, SoundInput):
+        return SoundBlock(latents=-(-item.waveform.shape[1] // codec.hop))
+    frames = snap_down(item.frames.shape[0], clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
+    height, width = (side // codec.spatial_ratio for side in item.frames.shape[1:3])
+    latents = latent_frames(frames, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
+    sound = 0 if item.waveform is None else -(-item.waveform.shape[1] // codec.hop)
+    return VideoBlock(frames=latents, height=height, width=width, sound_latents=sound)
+
+
+def _pixels(gathered: Gathered) -> Pixels:
+    longest = 0
+    for item in gathered.inputs:
+        if isinstance(item, VideoInput):
+            longest = max(longest, item.frames.shape[0])
+        elif not isinstance(item, SoundInput):
+            longest = max(longest, 1)
+    return Pixels(width=gathered.plan.canvas.width, height=gathered.plan.canvas.height, reference_frames=longest)

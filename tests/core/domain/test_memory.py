@@ -1,0 +1,191 @@
+"""The memory plan's arithmetic: sizes of the released model, what each choice moves, and the advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vflash.domain.footprint import LinearStorage, Pixels, Rows, block_bytes, denoise_bytes, table_bytes
+from vflash.domain.memory import (
+    GIB,
+    MemoryOptions,
+    ModelBytes,
+    Need,
+    PartBytes,
+    Placement,
+    Residence,
+    Workload,
+    judge,
+    need,
+)
+from vflash.domain.memory_plan import every_choice, first_change
+from vflash.domain.model_facts import DenoiserFacts, ModelFacts
+from vflash.model.load import packed_specs
+from vflash_adapters.linear.bf16 import Bf16Linear
+from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear
+from vflash_ports.machine import MachineLimits
+
+RELEASED = ModelBytes(
+    encoder=PartBytes(loaded=49 * GIB, largest=3 * GIB // 2, read=49 * GIB),
+    codec=PartBytes(loaded=6 * GIB, largest=6 * GIB, read=10 * GIB),
+    auxiliary=PartBytes(loaded=8 * GIB // 5, largest=0, read=8 * GIB // 5),
+    projections=PartBytes(loaded=0, largest=GIB // 2, read=24 * GIB),
+    stack_read=36 * GIB,
+    encoder_hidden=5120,
+    encoder_ffn=25600,
+)
+CHOSEN = MemoryOptions(
+    weight_residency=Residence.RESIDENT, linear=LinearStorage.BF16, placement=Placement.TOGETHER, keep=True
+)
+
+
+def workload(facts: ModelFacts, **changes: object) -> Workload:
+    """1344x768, 5 s, four evaluations."""
+    work = Workload(
+        facts=facts,
+        model=RELEASED,
+        rows=Rows(text=60, condition=0, target_audio=414, target_video=37 * 24 * 42),
+        pixels=Pixels(width=1344, height=768),
+        evaluations=4,
+        dtype_bytes=2,
+        chunk_rows=16_384,
+        tiles_at_once=28,
+        on_cpu=False,
+    )
+    return evolve(work, **changes)
+
+
+def card(device_gib: float, host_gib: float = 128) -> MachineLimits:
+    return MachineLimits(device="cuda:0", device_bytes=int(device_gib * GIB), host_bytes=int(host_gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("storage", "execution", "dtype"),
+    [
+        (LinearStorage.BF16, Bf16Linear(), torch.bfloat16),
+        (LinearStorage.BF16, Bf16Linear(), torch.float32),
+        (LinearStorage.FP8_WEIGHT_ONLY, Fp8WeightOnlyLinear(row_kernels="torch"), torch.bfloat16),
+        (LinearStorage.W8A8, W8A8Linear(row_kernels="torch"), torch.bfloat16),
+    ],
+)
+def test_a_block_weighs_what_it_is_packed_to(storage, execution, dtype) -> None:
+    """The plan's bytes are those of the packed tensors, for every linear execution."""
+    specs = packed_specs(DenoiserFacts(), execution, dtype)
+    assert block_bytes(DenoiserFacts(), storage, dtype.itemsize) == sum(spec.byte_count for spec in specs.values())
+
+
+def test_the_released_stack_in_the_usual_numbers() -> None:
+    """A BF16 block without AdaLN is 735 MiB, fifty of them 35.9 GiB; the tables of four evaluations are 62 MiB."""
+    block = block_bytes(DenoiserFacts(), LinearStorage.BF16, 2)
+    assert round(block / 2**20) == 735
+    assert round(50 * block / GIB, 1) == 35.9
+    assert round(table_bytes(DenoiserFacts(), 4, 2) / 2**20) == 62
+
+
+def test_choices_move_bytes_where_they_say(facts: ModelFacts) -> None:
+    """A ring holds two blocks; swapping and releasing free the encoder's device memory; FP8 halves a block."""
+    work = workload(facts)
+    resident = need(work, CHOSEN)
+    ring = need(work, evolve(CHOSEN, weight_residency=Residence.BLOCK_RING))
+    block = block_bytes(facts.denoiser, LinearStorage.BF16, 2)
+    assert resident.weights_on_device - ring.weights_on_device == 48 * block
+    assert resident.device - ring.device == 48 * block
+    assert resident.pinned == 0
+    assert 50 * block <= ring.pinned <= 1.05 * 50 * block
+    swapped = need(work, evolve(CHOSEN, placement=Placement.SWAP))
+    assert swapped.device < resident.device - 45 * GIB
+    assert swapped.host > resident.host
+    released = need(work, evolve(CHOSEN, keep=False))
+    assert released.stages["denoise"] == swapped.stages["denoise"]
+    halved = need(work, evolve(CHOSEN, linear=LinearStorage.W8A8))
+    assert 0.5 <= halved.weights_on_device / resident.weights_on_device < 0.502
+    assert {found.read for found in (resident, ring, swapped)} == {(36 + 49 + 10 + 24) * GIB + 8 * GIB // 5}
+
+
+@given(
+    text=st.integers(1, 5000),
+    condition=st.integers(0, 50_000),
+    audio=st.integers(2, 1300),
+    video=st.integers(1, 80_000),
+)
+@settings(deadline=None, max_examples=50)
+def test_more_rows_never_need_less(text: int, condition: int, audio: int, video: int) -> None:
+    """Activation bytes grow with every kind of row, and chunking bounds the FFN's share alone."""
+    model = DenoiserFacts()
+
+    def needed(rows: Rows, chunk: int = 16_384) -> int:
+        return denoise_bytes(model, rows, LinearStorage.BF16, dtype_bytes=2, chunk_rows=chunk)
+
+    rows = Rows(text=text, condition=condition, target_audio=audio, target_video=video)
+    for name in ("text", "condition", "target_audio", "target_video"):
+        assert needed(evolve(rows, **{name: getattr(rows, name) + 100})) > needed(rows)
+    assert needed(rows, chunk=1 << 30) >= needed(rows, chunk=1024)
+
+
+@pytest.mark.parametrize(
+    ("device_gib", "host_gib", "expected"),
+    [
+        (139, 128, ""),
+        (79, 128, "weight_residency block-ring"),
+        (52, 256, "model_placement swap"),
+        (23, 128, "weight_residency block-ring and model_placement swap"),
+        (23, 64, "weight_residency block-ring and model_placement swap and model_lifetime per-request"),
+        (139, 48, "nothing"),
+    ],
+)
+def test_the_advice_is_the_smallest_change_that_fits(facts, device_gib: float, host_gib: float, expected: str) -> None:
+    """Settings that keep precision come first, one at a time; what fits needs no advice."""
+    limits = card(device_gib, host_gib)
+
+    def judged(work: Workload, options: MemoryOptions) -> Need:
+        return judge(need(work, options), limits)
+
+    work = workload(facts)
+    if not expected:
+        assert judged(work, CHOSEN).fits
+        return
+    assert not judged(work, CHOSEN).fits
+    advice = first_change(work, CHOSEN, judged, iter(()))
+    assert advice.startswith("Nothing" if expected == "nothing" else f"What makes it fit: {expected}")
+
+
+def test_a_smaller_request_is_named_but_never_taken(facts: ModelFacts) -> None:
+    """Where no setting helps, the first smaller request that fits is named in words."""
+    large = workload(facts, rows=Rows(text=60, condition=400_000, target_audio=414, target_video=37 * 24 * 42))
+    limits = card(12, 128)
+
+    def smaller() -> Iterator[tuple[str, Workload]]:
+        yield "a duration of 14 s", large
+        yield "a duration of 5 s", workload(facts)
+
+    ring = evolve(CHOSEN, weight_residency=Residence.BLOCK_RING, placement=Placement.SWAP, keep=False)
+    advice = first_change(large, ring, lambda work, options: judge(need(work, options), limits), smaller())
+    assert advice == "No change of settings makes it fit; a duration of 5 s would."
+
+
+def test_obstacles_name_the_place_and_both_numbers(facts: ModelFacts) -> None:
+    """What stands in the way is said with what there is and what is needed; a backend's own refusal comes first."""
+    found = judge(need(workload(facts), CHOSEN), card(24, 16), ("linear 'w8a8' needs a Hopper card",))
+    assert found.obstacles[0] == "linear 'w8a8' needs a Hopper card"
+    assert "cuda:0 has 24.0 GiB" in found.obstacles[1]
+    assert "the host has 16.0 GiB" in found.obstacles[2]
+
+
+def test_on_a_cpu_everything_is_host_memory(facts: ModelFacts) -> None:
+    """No pinned bytes and no device limit: weights and activations count against the host."""
+    found = need(workload(facts, on_cpu=True), evolve(CHOSEN, weight_residency=Residence.BLOCK_RING))
+    assert found.pinned == 0
+    assert found.host > found.device + 35 * GIB
+    assert judge(found, MachineLimits(device="cpu", device_bytes=None, host_bytes=1 << 50)).fits
+
+
+def test_every_choice_is_every_residency_with_every_linear() -> None:
+    """Six choices, each once, all else as chosen."""
+    choices = every_choice(CHOSEN)
+    assert len(set(choices)) == len(choices) == len(Residence) * len(LinearStorage)
+    assert all(choice.placement is CHOSEN.placement and choice.keep for choice in choices)

@@ -1,0 +1,183 @@
+"""The plan of a gathered request: its rows are those that will be packed, its bytes those that will be allocated."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vflash.container import Container
+from vflash.domain.footprint import LinearStorage, Rows, block_bytes, denoise_bytes, table_bytes
+from vflash.domain.memory import Placement
+from vflash.domain.model_facts import read_model_facts
+from vflash.domain.plan import Plan, plan_request
+from vflash.domain.request import VideoRequest
+from vflash.model.transformer import open_denoiser
+from vflash.settings import Settings
+from vflash.stages.denoise import denoise, lay_out
+from vflash.stages.encode import Conditioning, Conditions
+from vflash.stages.foresee import planned_rows
+from vflash.stages.gather import Gathered, KeyframeInput, PictureInput, SoundInput, VideoInput, sample_frames
+from vflash_adapters.attention.sdpa import sdpa_attention
+from vflash_adapters.block_kernels import torch_reference
+from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
+from vflash_adapters.linear.bf16 import Bf16Linear
+from vflash_adapters.residency.block_ring import BlockRing
+from vflash_adapters.residency.resident import Resident
+from vflash_adapters.tiny_checkpoint import SMALL, write_tiny_checkpoint
+from vflash_adapters.weights.mmap_source import MmapWeights
+from vflash_ports.errors import ContractError
+from vflash_ports.observer import SilentObserver
+from vflash_ports.text_encoder import TextConditioning
+
+CPU = torch.device("cpu")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation gave birth to, while it lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self._watch(tensor.untyped_storage())
+        return result
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.live -= size
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wide and shallow, so that activations outweigh weights as they do in the released model."""
+    wide = {"num_attention_heads": 8, "attention_head_dim": 32, "hidden_size": 192, "num_layers": 3, "ffn_dim": 512}
+    folder = tmp_path_factory.mktemp("wide") / "checkpoint"
+    write_tiny_checkpoint(folder, dimensions=evolve(SMALL, transformer={**SMALL.transformer, **wide}))
+    return folder
+
+
+def plan_of(folder: Path, **request: Any) -> Plan:
+    return plan_request(VideoRequest(prompt="x", **request), read_model_facts(folder))
+
+
+def text(rows: int, width: int) -> TextConditioning:
+    return TextConditioning(embeds=torch.randn(rows, width), tags=torch.ones(rows, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("residency", [Resident(), BlockRing()], ids=lambda item: item.name)
+@pytest.mark.parametrize(("width", "height", "chunk_rows"), [(192, 128, 16_384), (320, 192, 16_384), (320, 192, 512)])
+def test_denoising_allocates_what_is_planned(
+    wide_checkpoint: Path, residency, width: int, height: int, chunk_rows: int, monkeypatch
+) -> None:
+    """Device bytes of weights, tables and activations at their peak are within 10 % of the plan's."""
+    monkeypatch.setattr(torch_reference, "_CHUNK_ELEMENTS", 1 << 14)  # as small beside the rows as it is at full size
+    facts = read_model_facts(wide_checkpoint)
+    plan = plan_of(wide_checkpoint, width=width, height=height, steps=2)
+    conditioning = Conditioning(text=text(20, facts.denoiser.text_dim), conditions=Conditions())
+    layout = lay_out(plan, facts.denoiser, conditioning)
+    rows = Rows(text=20, condition=0, target_audio=414, target_video=layout.rows - 434)
+    with (
+        LiveBytes() as measured,
+        open_denoiser(
+            MmapWeights(wide_checkpoint / "transformer"),
+            what="wide",
+            facts=facts.denoiser,
+            execution=Bf16Linear(),
+            kernels=TorchBlockKernels(),
+            residency=residency,
+            device=CPU,
+            dtype=torch.float32,
+            ffn_chunk_rows=chunk_rows,
+        ) as denoiser,
+    ):
+        held = measured.live
+        denoise(plan, conditioning, denoiser, sdpa_attention("sdpa"), SilentObserver())
+    block = block_bytes(facts.denoiser, LinearStorage.BF16, 4)
+    assert held > 2 * block
+    planned = table_bytes(facts.denoiser, 2, 4) + denoise_bytes(
+        facts.denoiser, rows, LinearStorage.BF16, dtype_bytes=4, chunk_rows=chunk_rows
+    )
+    assert (measured.peak - held) == pytest.approx(planned, rel=0.1)
+
+
+def inputs_of(mode: str, plan: Plan) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(0)
+
+    def pixels(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, (*shape, 3), generator=generator, dtype=torch.uint8)
+
+    keyframe = pixels(plan.canvas.height, plan.canvas.width)
+    clip = VideoInput(frames=pixels(39, 64, 96), waveform=torch.randn(2, 52_000), sampled=sample_frames(39, what="x"))
+    return {
+        "t2va": (),
+        "i2va": (KeyframeInput(pixels=keyframe, last=False),),
+        "l2va": (KeyframeInput(pixels=keyframe, last=True),),
+        "fl2va": (KeyframeInput(pixels=keyframe, last=False), KeyframeInput(pixels=keyframe, last=True)),
+        "ref2va": (PictureInput(pixels=pixels(64, 96)), clip, SoundInput(waveform=torch.randn(2, 33_333))),
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", ["t2va", "i2va", "l2va", "fl2va", "ref2va"])
+def test_planned_rows_are_those_that_get_packed(tiny_checkpoints: Mapping[str, Path], mode: str) -> None:
+    """Condition and target rows are exact in every mode, from pixels alone; the VAEs decide the real ones."""
+    folder = tiny_checkpoints["small"]
+    facts, plan = read_model_facts(folder), plan_of(folder, width=128, height=64)
+    gathered = Gathered(plan=plan, inputs=inputs_of(mode, plan))
+    planned = planned_rows("A ball.", gathered, facts)
+    with Container(settings=Settings(model_dir=folder, device="cpu", dtype="float32")).pipeline() as engine:
+        from vflash.stages.encode import encode_conditions
+
+        with engine.codec.use() as codec:
+            conditions = encode_conditions(gathered, facts, codec)
+    layout = lay_out(plan, facts.denoiser, Conditioning(text=text(planned.text, 32), conditions=conditions))
+    assert planned.total == layout.rows
+
+
+def test_what_cannot_fit_is_refused_before_anything_loads(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    """The refusal carries the numbers; nothing was opened, nothing was written, and the pipeline stays healthy."""
+    settings = Settings(model_dir=tiny_checkpoints["small"], device="cpu", dtype="float32", host_memory_gib=0.25)
+    request = VideoRequest(prompt="A ball.", width=128, height=64, steps=1)
+    with Container(settings=settings).pipeline() as engine:
+        plan = engine.plan(request)
+        assert not plan.chosen.fits
+        with pytest.raises(ContractError, match=r"the host has 0\.2 GiB.*Nothing makes it fit"):
+            engine.generate(request, tmp_path / "out.mp4")
+        assert engine.initialization_seconds == 0
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ContractError, match="does not fit"):
+            engine.generate(request, tmp_path / "out.mp4")
+
+
+def test_a_plan_is_plain_values_and_says_what_was_chosen(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """`describe` is JSON; the chosen line is among the choices; a machine of any size can be planned for."""
+    import json
+
+    settings = Settings(model_dir=tiny_checkpoints["small"], device="cpu", dtype="float32", host_memory_gib=512)
+    with Container(settings=settings).pipeline() as engine:
+        described = engine.plan(VideoRequest(prompt="A ball.", width=128, height=64)).describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described["machine"] == {"device": "cpu", "device_bytes": None, "host_bytes": 512 << 30}
+    assert described["chosen"] in described["choices"]
+    assert described["chosen"]["fits"]
+    assert described["chosen"]["model_placement"] == Placement.TOGETHER
