@@ -42,7 +42,10 @@ from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
+from vflash_adapters.weights import maintenance
+from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
 from vflash_adapters.weights.mmap_source import MmapWeights
+from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.latent_codec import LatentCodec, LatentCodecProvider
@@ -121,7 +124,18 @@ class Container(containers.DeclarativeContainer):
     dtype: Provider[torch.dtype] = providers.Callable(torch_dtype, settings)
 
     weights: Provider[WeightOpener] = providers.Selector(
-        settings.provided.weight_reading, mmap=providers.Object(MmapWeights)
+        settings.provided.weight_reading,
+        mmap=providers.Object(MmapWeights),
+        buffered=providers.Singleton(BufferedOpener, read_workers=settings.provided.weight_read_workers),
+        sidecar=providers.Singleton(
+            SidecarOpener,
+            sidecar=settings.provided.weight_sidecar,
+            read_workers=settings.provided.weight_read_workers,
+            merge=settings.provided.sidecar_merge,
+        ),
+    )
+    checkpoint: Provider[WeightOpener] = providers.Singleton(
+        CanonicalOpener, weights, qkv_order=settings.provided.qkv_order
     )
     fp8_kernels: Provider[str] = providers.Callable(default_row_kernels, settings.provided.fp8_kernels, device)
     linear: Provider[LinearExecution] = providers.Selector(
@@ -160,7 +174,7 @@ class Container(containers.DeclarativeContainer):
         linear=linear,
         kernels=block_kernels,
         residency=residency,
-        weights=weights,
+        weights=checkpoint,
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
     )
@@ -181,6 +195,11 @@ class Container(containers.DeclarativeContainer):
     )
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
     machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
+    sidecar_prepare: Provider[dict[str, Any]] = providers.Callable(maintenance.prepare_sidecar)
+    sidecar_verify: Provider[dict[str, Any]] = providers.Callable(maintenance.verify_sidecar)
+    sidecar_report: Provider[dict[str, Any]] = providers.Callable(maintenance.report_sidecar)
+    record_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.record_hashes)
+    check_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.compare_hashes)
     checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
     clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)

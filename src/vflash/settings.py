@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 from attrs.converters import optional
 from attrs.validators import optional as maybe
 
@@ -59,7 +59,23 @@ class WeightResidency(Choice):
 
 
 class WeightReading(Choice):
+    """`sidecar` wins from slow disks only (docs/weights.md has the rule), so nothing chooses it by itself."""
+
     MMAP = "mmap"
+    BUFFERED = "buffered"
+    SIDECAR = "sidecar"
+
+
+class SidecarMerge(Choice):
+    NUMBA = "numba"
+    NUMPY = "numpy"
+
+
+class QkvOrder(Choice):
+    """Rows of fused QKV projections; files of the original release and of ComfyUI differ in nothing else."""
+
+    INTERLEAVED = "interleaved"
+    GROUPED = "grouped"
 
 
 class VideoFeed(Choice):
@@ -89,6 +105,11 @@ def _device(value: Any) -> str:
     return value
 
 
+def _read_workers(_: Any, attribute: Attribute[int], value: Any) -> None:
+    if isinstance(value, bool) or value not in (1, 2, 4, 8):
+        raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {value!r}")
+
+
 @frozen(kw_only=True, field_transformer=errors_name_their_field)
 class Settings:
     """One pipeline. Field names are the CLI's options; a misspelt one is an error everywhere."""
@@ -103,9 +124,20 @@ class Settings:
     block_kernels: BlockKernelSet = field(default=BlockKernelSet.AUTO, converter=BlockKernelSet)
     weight_residency: WeightResidency = field(default=WeightResidency.BLOCK_RING, converter=WeightResidency)
     weight_reading: WeightReading = field(default=WeightReading.MMAP, converter=WeightReading)
+    weight_read_workers: int = field(default=4, validator=_read_workers)
+    weight_sidecar: Path | None = field(default=None, converter=optional(to_path))
+    sidecar_merge: SidecarMerge = field(default=SidecarMerge.NUMBA, converter=SidecarMerge)
+    qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     host_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)
     media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
     ffn_chunk_rows: int = field(default=16_384, validator=whole_number(1, 1 << 30))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.weight_reading is WeightReading.SIDECAR) != (self.weight_sidecar is not None):
+            raise ContractError(
+                "weight_reading=sidecar and weight_sidecar=FOLDER go together: give both, or neither "
+                f"(got {self.weight_reading} and {self.weight_sidecar})"
+            )

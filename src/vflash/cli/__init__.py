@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate, inspect, plan
+from vflash.cli import decode, demo, doctor, generate, inspect, plan, sidecar, verify
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -23,6 +23,8 @@ app.command("decode")(decode.decode)
 app.command("inspect")(inspect.inspect)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.add_typer(sidecar.app, name="sidecar")
 
 
 def main() -> None:

@@ -63,7 +63,22 @@ HostMemory = Annotated[
     float | None,
     typer.Option("--host-memory-gib", help="Plan for this much instead of what is free.", rich_help_panel=BACKENDS),
 ]
-WeightReading = Annotated[str | None, typer.Option(help="mmap", rich_help_panel=BACKENDS)]
+WeightReading = Annotated[
+    str | None, typer.Option(help="mmap, buffered or sidecar  [default: mmap]", rich_help_panel=BACKENDS)
+]
+WeightReadWorkers = Annotated[
+    int | None, typer.Option(help="Readers of buffered and sidecar: 1, 2, 4 or 8", rich_help_panel=BACKENDS)
+]
+WeightSidecar = Annotated[
+    Path | None, typer.Option(help="Folder of `vflash sidecar prepare`, for sidecar", rich_help_panel=BACKENDS)
+]
+SidecarMerge = Annotated[str | None, typer.Option(help="numba or numpy  [default: numba]", rich_help_panel=BACKENDS)]
+QkvOrder = Annotated[
+    str | None,
+    typer.Option(
+        help="Rows of fused QKV weights: interleaved (original) or grouped (ComfyUI)", rich_help_panel=BACKENDS
+    ),
+]
 MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
 MediaVideoThreads = Annotated[
     int | None, typer.Option(help="H.264 threads, 1 to 256; FFmpeg chooses without it", rich_help_panel=BACKENDS)

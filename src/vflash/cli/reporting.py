@@ -11,8 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -20,18 +22,19 @@ from rich.progress import (
 )
 
 from vflash.domain.progress import PipelineProgress, ProgressCallback
+from vflash_ports.observer import Observer, SilentObserver
 
 
 @contextmanager
-def progress_reporter(*, as_json: bool) -> Iterator[ProgressCallback]:
-    """Bars with the time left on stderr, or one JSON object a line."""
+def progress_reporter(*, as_json: bool, counted: ProgressColumn | None = None) -> Iterator[ProgressCallback]:
+    """Bars with the time left on stderr, or one JSON object a line. `counted` shows how far a bar is."""
     if as_json:
         yield _print_json_line
         return
     columns = (
         TextColumn("{task.description:>10}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        counted or MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -44,6 +47,21 @@ def progress_reporter(*, as_json: bool) -> Iterator[ProgressCallback]:
             bars.update(tasks[event.stage], completed=event.completed)
 
         yield report
+
+
+@contextmanager
+def byte_progress_observer(*, as_json: bool) -> Iterator[Observer]:
+    """For work that is counted in bytes."""
+    with progress_reporter(as_json=as_json, counted=DownloadColumn(binary_units=True)) as report:
+        yield _Reporting(report)
+
+
+class _Reporting(SilentObserver):
+    def __init__(self, report: ProgressCallback) -> None:
+        self._report = report
+
+    def progress(self, stage: str, completed: int, total: int) -> None:
+        self._report(PipelineProgress(stage=stage, completed=completed, total=total))
 
 
 def _print_json_line(event: PipelineProgress) -> None:

@@ -26,9 +26,9 @@ class CanonicalOpener:
     component (interleaved); without either the checkpoint is refused.
     """
 
-    def __init__(self, opener: WeightOpener, *, qkv_order: QkvOrder | None = None) -> None:
+    def __init__(self, opener: WeightOpener, *, qkv_order: str | None = None) -> None:
         self._opener = opener
-        self._qkv_order = qkv_order
+        self._qkv_order = None if qkv_order is None else QkvOrder(qkv_order)
 
     def __call__(self, path: Path) -> WeightSource:
         return CanonicalWeights(self._opener(path), path, self._qkv_order)
