@@ -106,7 +106,7 @@ def _device(value: Any) -> str:
 
 
 def _read_workers(_: Any, attribute: Attribute[int], value: Any) -> None:
-    if isinstance(value, bool) or value not in (1, 2, 4, 8):
+    if type(value) is not int or value not in (1, 2, 4, 8):
         raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {value!r}")
 
 

@@ -44,8 +44,9 @@ def test_illegal_devices(device):
 def test_every_choice_takes_its_values_and_no_other(name):
     """As text or as member; an unknown value lists all legal ones under the field's name."""
     for member in CHOICES[name]:
-        assert getattr(Settings(model_dir="model", **{name: str(member)}), name) is member
-        assert getattr(Settings(model_dir="model", **{name: member}), name) is member
+        beside = {"weight_sidecar": "folder"} if member == "sidecar" else {}
+        assert getattr(Settings(model_dir="model", **{name: str(member)}, **beside), name) is member
+        assert getattr(Settings(model_dir="model", **{name: member}, **beside), name) is member
     for wrong in ("fastest", "", None, 1, True):
         with pytest.raises(ContractError) as caught:
             Settings(model_dir="model", **{name: wrong})
@@ -64,6 +65,20 @@ def test_illegal_threads(threads):
     """A bool is no count."""
     with pytest.raises(ContractError, match=r"^media_video_threads must be"):
         Settings(model_dir="model", media_video_threads=threads)
+
+
+@pytest.mark.parametrize("beside", [{"weight_reading": "sidecar"}, {"weight_sidecar": "folder"}])
+def test_a_sidecar_and_its_reading_go_together(beside):
+    """Neither implies the other."""
+    with pytest.raises(ContractError, match="go together"):
+        Settings(model_dir="model", **beside)
+
+
+@pytest.mark.parametrize("readers", [0, 3, 16, True, 4.0, "4"])
+def test_illegal_read_workers(readers):
+    """1, 2, 4 or 8."""
+    with pytest.raises(ContractError, match=r"^weight_read_workers must be 1, 2, 4 or 8"):
+        Settings(model_dir="model", weight_read_workers=readers)
 
 
 def test_a_misspelt_setting_is_an_error_with_a_hint():
