@@ -20,7 +20,7 @@ def test_defaults_are_the_documented_ones():
     settings = Settings(model_dir="model")
     assert settings.model_dir == Path("model")
     assert (settings.device, settings.dtype, settings.attention_backend) == ("cuda", "bfloat16", "auto")
-    assert (settings.linear, settings.block_kernels, settings.model_lifetime) == ("bf16", "torch", "keep")
+    assert (settings.linear, settings.block_kernels, settings.model_lifetime) == ("bf16", "auto", "keep")
     assert settings.media_video_input == "file"
     assert settings.media_video_threads is None
 
