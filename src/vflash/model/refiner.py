@@ -36,7 +36,9 @@ def _attention(x: torch.Tensor, block: Weights, facts: DenoiserFacts) -> torch.T
     q, k, v = (F.linear(x, block[f"attn.to_{name}.weight"]).view(shape) for name in "qkv")
     q = _norm(q, block["attn.norm_q.weight"], facts.qk_norm_eps)
     k = _norm(k, block["attn.norm_k.weight"], facts.qk_norm_eps)
-    mixed_HSD = F.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+    # With a batch axis torch chooses the kernel that the released model runs, and so its rounding.
+    q_BHSD, k_BHSD, v_BHSD = (part.transpose(0, 1)[None] for part in (q, k, v))
+    mixed_HSD = F.scaled_dot_product_attention(q_BHSD, k_BHSD, v_BHSD)[0]
     return F.linear(mixed_HSD.transpose(0, 1).flatten(1), block["attn.to_out.0.weight"])
 
 
