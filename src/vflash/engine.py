@@ -19,7 +19,13 @@ from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import denoiser_folder
 from vflash.domain.progress import ProgressCallback
-from vflash.domain.receipts import decode_receipt, delivery_receipt, receipt, request_receipt
+from vflash.domain.receipts import (
+    decode_receipt,
+    delivery_receipt,
+    generation_receipt,
+    receipt,
+    request_receipt,
+)
 from vflash.domain.request import VideoRequest
 from vflash.model.transformer import Denoiser
 from vflash.stages.backends import Backends
@@ -30,8 +36,8 @@ from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
 from vflash.stages.gather import Gathered, gather
 from vflash.stages.kept import Kept
-from vflash.stages.memory import peaks, reset_peaks
 from vflash.stages.outputs import Outputs, plan_outputs, write_receipt
+from vflash.stages.recorder import PhaseRecorder
 from vflash.stages.watch import RequestWatch
 from vflash_ports.errors import ContractError, DeliveryError, VflashError
 from vflash_ports.latent_codec import LatentCodec
@@ -96,16 +102,22 @@ class Engine:
         """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing."""
         check_request(request)
         facts = self.model_facts(denoiser_folder(request.mode))
-        return self.foresight.plan(request, gather(request, facts, self.reader), facts)
+        return self.foresight.plan(request, gather(request, facts, self.reader), facts, compare=True)
 
     def generate(
-        self, request: VideoRequest, output: Path | str, *, progress: ProgressCallback | None = None
+        self,
+        request: VideoRequest,
+        output: Path | str,
+        *,
+        progress: ProgressCallback | None = None,
+        profile_denoise: bool = False,
     ) -> VideoResult:
         """Raises `ContractError` before weights load for what cannot be done; `ExecutionError` for what failed."""
         check_request(request)
         with self._gate.admit() as number:
-            clock, watch = self._clock(number), RequestWatch(progress)
-            outputs = plan_outputs(to_path(output), request.save_latents)
+            recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
+            clock, watch = self._clock(number), RequestWatch(progress, device=self.backends.device, phases=recorder)
+            outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
             outputs.check(self.sink, self.latent_store)
             facts = self.model_facts(denoiser_folder(request.mode))
             self.backends.check(facts)
@@ -115,10 +127,15 @@ class Engine:
                 foreseen.require_fit()
             with self._execution(watch):
                 latents, run = self._latents(request, gathered, facts, watch)
-                self.latent_store.save(latents, outputs.latents)
+                with watch.stage("latent_export"):
+                    self.latent_store.save(latents, outputs.latents)
                 delivery = self._deliver(latents, gathered.plan.length, facts, outputs, watch)
             described = request_receipt(request, gathered.plan, facts)
+            profile, trace = (None, None) if recorder is None else recorder.finish(run["weights"]["block_bytes"])
             run["planned"] = foreseen.describe()["chosen"]
+            run["generation"] = generation_receipt(gathered.plan, watch.stages, profile)
+            if trace is not None and outputs.trace is not None:
+                write_receipt(trace, outputs.trace, what="trace")
             return self._finish({**described, **run}, delivery, outputs, watch, clock)
 
     def decode(
@@ -126,7 +143,7 @@ class Engine:
     ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
         with self._gate.admit() as number:
-            clock, watch = self._clock(number), RequestWatch(progress)
+            clock, watch = self._clock(number), RequestWatch(progress, device=self.backends.device)
             outputs = plan_outputs(to_path(output), to_path(latents_path))
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)
@@ -152,7 +169,6 @@ class Engine:
     def _latents(
         self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, watch: RequestWatch
     ) -> tuple[Latents, dict[str, Any]]:
-        reset_peaks(self.backends.device)
         with watch.stage("encoding"):
             conditioning = self._encode(request.prompt, gathered, facts, watch)
         with watch.stage("denoising"):
@@ -226,7 +242,7 @@ class Engine:
                 **run,
                 **delivery_receipt(delivery, self.sink.name),
                 "stages": stages,
-                "memory": peaks(self.backends.device),
+                "memory": watch.peaks(),
             },
         )
         write_receipt(written, outputs.receipt)

@@ -59,15 +59,21 @@ class H3Pipeline:
         return self._engine.plan(request)
 
     def generate(
-        self, request: VideoRequest, output_path: Path | str, *, progress: ProgressCallback | None = None
+        self,
+        request: VideoRequest,
+        output_path: Path | str,
+        *,
+        progress: ProgressCallback | None = None,
+        profile_denoise: bool = False,
     ) -> VideoResult:
         """One request -> one MP4 at `output_path`, which must not exist, and its receipt beside it.
 
         `progress` is called after each unit of work; raising from it cancels within one evaluation and leaves the
         pipeline healthy. Raises `ContractError` for bad input, `ExecutionError` for a failed execution, which also
-        retires the pipeline.
+        retires the pipeline. `profile_denoise` times every piece of the denoising: `generation.denoise_profile` in the
+        receipt, and a trace for Perfetto beside the clip; compare speeds without it.
         """
-        return self._engine.generate(request, output_path, progress=progress)
+        return self._engine.generate(request, output_path, progress=progress, profile_denoise=profile_denoise)
 
     def decode(
         self, latents_path: Path | str, output_path: Path | str, *, progress: ProgressCallback | None = None

@@ -51,6 +51,7 @@ def generate(
     qkv_order: options.QkvOrder = None,
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
+    profile_denoise: options.ProfileDenoise = False,
     as_json: options.Json = False,
 ) -> None:
     """Generate a clip from a prompt, and from pictures, videos and sounds if given."""
@@ -87,10 +88,17 @@ def generate(
         media_video_input=media_video_input,
         media_video_threads=media_video_threads,
     )
-    run(settings_table, request_table, output, as_json=as_json)
+    run(settings_table, request_table, output, as_json=as_json, profile_denoise=profile_denoise)
 
 
-def run(settings_table: dict[str, Any], request_table: dict[str, Any], output: Path, *, as_json: bool) -> None:
+def run(
+    settings_table: dict[str, Any],
+    request_table: dict[str, Any],
+    output: Path,
+    *,
+    as_json: bool,
+    profile_denoise: bool = False,
+) -> None:
     """Check everything that plain numbers can decide, then import torch and run."""
     options.require(request_table, "prompt", "--prompt or --prompt-file")
     options.require(settings_table, "model_dir", "--model")
@@ -102,7 +110,7 @@ def run(settings_table: dict[str, Any], request_table: dict[str, Any], output: P
     from vflash.container import Container
 
     with Container(settings=settings).pipeline() as engine, progress_reporter(as_json=as_json) as report:
-        result = engine.generate(request, output, progress=report)
+        result = engine.generate(request, output, progress=report, profile_denoise=profile_denoise)
     print_result(result.receipt, result.path, result.elapsed_seconds, as_json=as_json)
 
 

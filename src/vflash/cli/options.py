@@ -23,6 +23,9 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="TOML with [settings] and [request]; options given here win.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stderr, the receipt on stdout.")]
+ProfileDenoise = Annotated[
+    bool, typer.Option("--profile-denoise", help="Time every piece of the denoising, and write a trace for Perfetto.")
+]
 Device = Annotated[str | None, typer.Option(envvar="VFLASH_DEVICE", help="cpu, cuda or cuda:N  [default: cuda]")]
 Dtype = Annotated[str | None, typer.Option(envvar="VFLASH_DTYPE", help="bfloat16 or float32  [default: bfloat16]")]
 Prompt = Annotated[str | None, typer.Option(help="The prompt, used verbatim.", rich_help_panel=REQUEST)]

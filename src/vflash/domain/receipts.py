@@ -40,6 +40,24 @@ def request_receipt(request: VideoRequest, plan: Plan, facts: ModelFacts) -> dic
     }
 
 
+def generation_receipt(plan: Plan, stages: Mapping[str, Any], profile: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The denoising alone, from conditioning to saved latents; `denoise_profile` is null unless it was asked for."""
+    denoising = stages["denoising"]
+    export = stages["latent_export"]["elapsed_seconds"]
+    return {
+        "nfe": plan.schedule.evaluations,
+        "execution_schedule": asdict(plan.schedule),
+        "elapsed_seconds": denoising["elapsed_seconds"] - denoising["load"]["elapsed_seconds"] + export,
+        "stage_durations": {
+            "request_prepare": denoising["prepare"]["elapsed_seconds"],
+            "denoise": denoising["evaluations"]["elapsed_seconds"],
+            "latent_export": export,
+        },
+        **{name: value for name, value in denoising.items() if name.endswith("_bytes")},
+        "denoise_profile": profile,
+    }
+
+
 def decode_receipt(metadata: Mapping[str, str], length: ClipLength) -> dict[str, Any]:
     """For kept latents: what their own metadata says."""
     return {

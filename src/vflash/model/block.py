@@ -56,10 +56,7 @@ def run_block(
 ) -> torch.Tensor:
     """x [S, C] -> [S, C] in x's storage; `table` [roles, 6, C]. QKV and attention tensors die before the FFN."""
     shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
-    update = _attention(weights, run, x, shift_a, scale_a, block=block, evaluation=evaluation)
-    with run.observer.phase("gate_residual", evaluation=evaluation, block=block):
-        x = run.kernels.gate_residual(x, update, gate_a, run.roles)
-    del update
+    x = _attention(weights, run, x, shift_a, scale_a, gate_a, block=block, evaluation=evaluation)
     return _feed_forward(weights, run, x, shift_f, scale_f, gate_f, block=block, evaluation=evaluation)
 
 
@@ -69,6 +66,7 @@ def _attention(
     x: torch.Tensor,
     shift: torch.Tensor,
     scale: torch.Tensor,
+    gate: torch.Tensor,
     *,
     block: int,
     evaluation: int,
@@ -92,7 +90,11 @@ def _attention(
         mixed = run.attend(q, k, v, block=block, evaluation=evaluation)
     del q, k, v
     with phase("attention_output", **at):
-        return weights.out(mixed.flatten(1))
+        with phase("attention_output.projection", **at):
+            update = weights.out(mixed.flatten(1))
+        del mixed
+        with phase("attention_output.gate_residual", **at):
+            return run.kernels.gate_residual(x, update, gate, run.roles)
 
 
 def _feed_forward(
@@ -115,13 +117,17 @@ def _feed_forward(
                 x_part, weights.norm2, shift, scale, roles, eps=run.norm_eps, emit=weights.ffn_in.consumes
             )
         with phase("ffn_input", **at):
-            packed = weights.ffn_in(normed)
-            del normed
-            hidden = run.kernels.swiglu(packed, emit=weights.ffn_out.consumes)
-            del packed
+            with phase("ffn_input.projection", **at):
+                packed = weights.ffn_in(normed)
+                del normed
+            with phase("ffn_input.silu_gate", **at):
+                hidden = run.kernels.swiglu(packed, emit=weights.ffn_out.consumes)
+                del packed
         with phase("ffn_output", **at):
-            update = weights.ffn_out(hidden)
-            del hidden
-            run.kernels.gate_residual(x_part, update, gate, roles)
-            del update
+            with phase("ffn_output.projection", **at):
+                update = weights.ffn_out(hidden)
+                del hidden
+            with phase("ffn_output.gate_residual", **at):
+                run.kernels.gate_residual(x_part, update, gate, roles)
+                del update
     return x

@@ -11,20 +11,10 @@ from attrs import define, field, frozen
 
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockRun, BlockWeights, run_block
-from vflash.model.load import (
-    LINEARS,
-    MODULATION_TABLE,
-    CheckpointBlocks,
-    bind_block,
-    check_specs,
-    outer_residuals,
-    read_auxiliary,
-    read_tensor,
-)
+from vflash.model.load import CheckpointBlocks, bind_block, check_specs, read_auxiliary
 from vflash.model.modulation import (
     EvaluationTimesteps,
     TimeEmbedder,
-    TimestepTable,
     activated_embeddings,
     block_table,
     evaluation_timesteps,
@@ -32,16 +22,17 @@ from vflash.model.modulation import (
 )
 from vflash.model.positions import PackedIndex, Role
 from vflash.model.refiner import refine_text
-from vflash.model.residual import AdaptedBlocks, NamedLinears, moved, plan_residuals
 from vflash.model.rotary import rotary_tables
 from vflash.model.sigmas import Grids
-from vflash_ports.adapters import Adapter, AdapterReport, LowRank
 from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import LinearExecution
 from vflash_ports.observer import Observer
 from vflash_ports.residency import BlockStack, Residency, ResidencyMemory
 from vflash_ports.weights import WeightSource
+
+KEPT_TABLE_BYTES = 256 * 2**20
+"""Modulation tables that may wait beside a new schedule's: reading a schedule's projections again costs 24 GiB."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,6 +53,10 @@ class Tables:
     blocks: tuple[torch.Tensor, ...]
     final: torch.Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.final.nbytes + sum(table.nbytes for table in self.blocks)
+
 
 @define(kw_only=True, eq=False)
 class Denoiser:
@@ -71,8 +66,6 @@ class Denoiser:
     source: WeightSource
     stack: BlockStack[BlockWeights]
     auxiliary: dict[str, torch.Tensor]
-    residuals: dict[str, LowRank]
-    adapter: AdapterReport | None
     kernels: BlockKernels
     device: torch.device
     dtype: torch.dtype
@@ -81,12 +74,18 @@ class Denoiser:
 
     def prepare(self, inputs: DenoiserInputs, attend: AttentionFn, observer: Observer) -> PreparedDenoiser:
         """Everything that does not change between evaluations."""
-        cos, sin = rotary_tables(inputs.index.positions.to(self.device), self.facts)
+        with observer.phase("row_setup"):
+            cos, sin = rotary_tables(inputs.index.positions.to(self.device), self.facts)
+            roles = inputs.index.roles.to(self.device)
+        with observer.phase("adaln"):
+            tables = self.tables(inputs)
+        with observer.phase("invocation_prepare"):
+            prefix = self._prefix(inputs)
         run = BlockRun(
             kernels=self.kernels,
             attend=attend,
             observer=observer,
-            roles=inputs.index.roles.to(self.device),
+            roles=roles,
             cos=cos,
             sin=sin,
             heads=self.facts.num_attention_heads,
@@ -94,65 +93,49 @@ class Denoiser:
             qk_norm_eps=self.facts.qk_norm_eps,
             chunk_rows=self.ffn_chunk_rows,
         )
-        return PreparedDenoiser(
-            denoiser=self, run=run, index=inputs.index, prefix=self._prefix(inputs), tables=self.tables(inputs)
-        )
+        return PreparedDenoiser(denoiser=self, run=run, index=inputs.index, prefix=prefix, tables=tables)
 
     def tables(self, inputs: DenoiserInputs) -> Tables:
-        """Computed once per schedule; the last schedule's tables are kept, AdaLN weights are not."""
+        """Computed once per schedule; the last schedules' tables are kept, AdaLN weights are not."""
         used = [Role(int(role)) for role in inputs.index.roles.unique()]
         plans = evaluation_timesteps(inputs.grids, used)
-        if plans not in self._tables:
-            self._tables.clear()
-            self._tables[plans] = self._compute_tables(plans)
-        return self._tables[plans]
+        tables = self._tables.pop(plans, None)
+        if tables is None:
+            self._make_room()
+            tables = self._compute_tables(plans)
+        self._tables[plans] = tables  # the most recent last
+        return tables
 
-    @property
-    def linears(self) -> NamedLinears:
-        return NamedLinears(weights=self.auxiliary, residuals=self.residuals)
+    def _make_room(self) -> None:
+        """Drop the oldest schedules; short ones are kept beside each other, a long one stays alone."""
+        while sum(tables.nbytes for tables in self._tables.values()) > KEPT_TABLE_BYTES:
+            del self._tables[next(iter(self._tables))]
 
     def _compute_tables(self, plans: Sequence[EvaluationTimesteps]) -> Tables:
         aux = self.auxiliary
-        embeddings = activated_embeddings(self._embedder(), plans, self.dtype, self.device)
+        embed = TimeEmbedder(
+            linear_1=(aux["time_embedder.linear_1.weight"], aux["time_embedder.linear_1.bias"]),
+            linear_2=(aux["time_embedder.linear_2.weight"], aux["time_embedder.linear_2.bias"]),
+            freq_dim=self.facts.freq_dim,
+        )
+        embeddings = activated_embeddings(embed, plans, self.dtype, self.device)
         blocks = []
         with self.source.open() as reader:
             for block in range(self.facts.num_layers):
                 name = f"transformer_blocks.{block}.adaln_proj.linear"
                 weight, bias = (
-                    read_tensor(reader, f"{name}.{part}", device=self.device, dtype=self.dtype)
+                    reader.get_tensor(f"{name}.{part}").to(device=self.device, dtype=self.dtype)
                     for part in ("weight", "bias")
                 )
-                blocks.append(block_table(weight, bias, embeddings, plans, self.facts, self._residual(name)))
-        final = final_table(
-            aux["norm_out.linear.weight"],
-            aux["norm_out.linear.bias"],
-            embeddings,
-            plans,
-            self._residual("norm_out.linear"),
-        )
+                blocks.append(block_table(weight, bias, embeddings, plans, self.facts))
+        final = final_table(aux["norm_out.linear.weight"], aux["norm_out.linear.bias"], embeddings, plans)
         return Tables(blocks=tuple(blocks), final=final)
-
-    def _embedder(self) -> TimeEmbedder | TimestepTable:
-        if MODULATION_TABLE in self.auxiliary:
-            return TimestepTable(table=self.auxiliary[MODULATION_TABLE])
-        first, second = (f"time_embedder.linear_{number}" for number in (1, 2))
-        aux = self.auxiliary
-        return TimeEmbedder(
-            linear_1=(aux[f"{first}.weight"], aux[f"{first}.bias"]),
-            linear_2=(aux[f"{second}.weight"], aux[f"{second}.bias"]),
-            freq_dim=self.facts.freq_dim,
-            residuals=(self.residuals.get(first), self.residuals.get(second)),
-        )
-
-    def _residual(self, name: str) -> LowRank | None:
-        pair = self.residuals.get(name)
-        return None if pair is None else moved(pair, self.device, self.dtype)
 
     def _prefix(self, inputs: DenoiserInputs) -> torch.Tensor:
         """Text and condition rows as they enter block 0: [rows before the targets, C], the same every evaluation."""
         index = inputs.index
         prefix = torch.empty(index.target_audio.start, self.facts.hidden_size, dtype=self.dtype, device=self.device)
-        prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.linears, self.facts)
+        prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.auxiliary, self.facts)
         for name, rows, places in (
             ("proj_in", inputs.condition_video, index.condition_video),
             ("audio_proj_in", inputs.condition_audio, index.condition_audio),
@@ -168,7 +151,7 @@ class Denoiser:
     def project(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Latent rows through a float32 input projection, cast to the model's dtype."""
         rows = rows.to(device=self.device, dtype=torch.float32)
-        return self.linears(name, rows).to(self.dtype)
+        return F.linear(rows, self.auxiliary[f"{name}.weight"], self.auxiliary[f"{name}.bias"]).to(self.dtype)
 
     def memory(self) -> ResidencyMemory:
         return self.stack.memory()
@@ -176,7 +159,6 @@ class Denoiser:
     def close(self) -> None:
         self.stack.close()
         self.auxiliary.clear()
-        self.residuals.clear()
         self._tables.clear()
 
 
@@ -195,8 +177,9 @@ class PreparedDenoiser:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Generated rows, float32 -> their velocities toward data, float32: video [n, 96], audio [m, 32]."""
         x = self._pack(evaluation, video_rows, audio_rows)
-        for block, weights in enumerate(self.denoiser.stack.blocks(self.run.observer, evaluation=evaluation)):
-            x = self._block(weights, x, block, evaluation)
+        with self.run.observer.phase("denoiser", evaluation=evaluation):
+            for block, weights in enumerate(self.denoiser.stack.blocks(self.run.observer, evaluation=evaluation)):
+                x = self._block(weights, x, block, evaluation)
         return self._velocities(x, evaluation)
 
     def first_non_finite(self, evaluation: int, video_rows: torch.Tensor, audio_rows: torch.Tensor) -> str:
@@ -222,9 +205,9 @@ class PreparedDenoiser:
             return x
 
     def _block(self, weights: BlockWeights, x: torch.Tensor, block: int, evaluation: int) -> torch.Tensor:
-        return run_block(
-            weights, self.run, x, self.tables.blocks[block][evaluation], block=block, evaluation=evaluation
-        )
+        with self.run.observer.phase("block", evaluation=evaluation, block=block):
+            table = self.tables.blocks[block][evaluation]
+            return run_block(weights, self.run, x, table, block=block, evaluation=evaluation)
 
     def _velocities(self, x: torch.Tensor, evaluation: int) -> tuple[torch.Tensor, torch.Tensor]:
         with self.run.observer.phase("final_layer", evaluation=evaluation):
@@ -237,7 +220,7 @@ class PreparedDenoiser:
         shift, scale = self.tables.final[evaluation, role]
         normed = F.rms_norm(x, (facts.hidden_size,), aux["norm_out.norm.weight"], facts.final_norm_eps)
         modulated = (normed * (1.0 + scale) + shift).to(torch.float32)
-        return self.denoiser.linears(name, modulated)
+        return F.linear(modulated, aux[f"{name}.weight"], aux[f"{name}.bias"])
 
 
 @contextmanager
@@ -252,9 +235,8 @@ def open_denoiser(
     device: torch.device,
     dtype: torch.dtype,
     ffn_chunk_rows: int,
-    adapter: Adapter | None = None,
 ) -> Iterator[Denoiser]:
-    """Check every name and shape, then load, `adapter` beside the base. On leaving, all weights are released."""
+    """Check every name and shape, then load. On leaving, all weights are released."""
     specs = source.specs()
     check_specs(specs, facts, what=what)
     with source.open() as reader:
@@ -262,22 +244,16 @@ def open_denoiser(
             reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype, device=device
         )
         auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
-        modules = {} if adapter is None else adapter.modules
-        shapes = {name: spec.shape for name, spec in specs.items()}
-        planned = plan_residuals(modules, LINEARS, shapes, facts.num_layers)
-        adapted = AdaptedBlocks(base=blocks, residuals=modules, planned=planned, dtype=dtype)
 
         def bind(tensors: Mapping[str, torch.Tensor]) -> BlockWeights:
-            return bind_block(tensors, execution, planned)
+            return bind_block(tensors, execution)
 
-        stack = residency.load(adapted, bind, device)
+        stack = residency.load(blocks, bind, device)
     denoiser = Denoiser(
         facts=facts,
         source=source,
         stack=stack,
         auxiliary=auxiliary,
-        residuals=outer_residuals(modules, auxiliary, device),
-        adapter=None if adapter is None else adapter.report,
         kernels=kernels,
         device=device,
         dtype=dtype,

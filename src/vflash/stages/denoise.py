@@ -99,19 +99,31 @@ def _loop(
     device = prepared.denoiser.device
     video, audio = noise.video.to(device), noise.audio.to(device)
     for evaluation in range(steps.evaluations):
-        v_video, v_audio = prepared.evaluate(evaluation, video, audio)
-        # The one host synchronisation of an evaluation: progress must not run ahead of the work.
-        if not bool(v_video.isfinite().all() & v_audio.isfinite().all()):
-            where = prepared.first_non_finite(evaluation, video, audio)
-            raise NonFiniteError(
-                f"NaN or infinity at evaluation {evaluation + 1} of {steps.evaluations}, first seen in {where}; "
-                "check the weights with `vflash verify`, or run in float32"
-            )
-        with observer.phase("latent_update", evaluation=evaluation):
-            video = euler_step(video, v_video, steps.video, evaluation)
-            audio = euler_step(audio, v_audio, steps.audio, evaluation)
-        observer.progress("denoising", evaluation + 1, steps.evaluations)
-    return video, audio
+        with observer.phase("evaluation", evaluation=evaluation):
+            with observer.phase("engine_step", evaluation=evaluation):
+                v_video, v_audio = prepared.evaluate(evaluation, video, audio)
+            with observer.phase("progress_fence", evaluation=evaluation):
+                # The one host synchronisation of an evaluation: progress must not run ahead of the work.
+                finite = bool(v_video.isfinite().all() & v_audio.isfinite().all())
+            if not finite:
+                raise _non_finite(prepared, video, audio, evaluation, steps.evaluations)
+            with observer.phase("latent_update", evaluation=evaluation):
+                video = euler_step(video, v_video, steps.video, evaluation)
+                audio = euler_step(audio, v_audio, steps.audio, evaluation)
+        with observer.phase("progress_callback", evaluation=evaluation):
+            observer.progress("denoising", evaluation + 1, steps.evaluations)
+    with observer.phase("final_fence"):
+        return video.cpu(), audio.cpu()
+
+
+def _non_finite(
+    prepared: PreparedDenoiser, video: torch.Tensor, audio: torch.Tensor, evaluation: int, evaluations: int
+) -> NonFiniteError:
+    where = prepared.first_non_finite(evaluation, video, audio)
+    return NonFiniteError(
+        f"NaN or infinity at evaluation {evaluation + 1} of {evaluations}, first seen in {where}; "
+        "check the weights with `vflash verify`, or run in float32"
+    )
 
 
 def _latents(plan: Plan, facts: DenoiserFacts, video: torch.Tensor, audio: torch.Tensor) -> Latents:
@@ -126,13 +138,13 @@ def _latents(plan: Plan, facts: DenoiserFacts, video: torch.Tensor, audio: torch
     }
     return Latents(
         video=unpatchify(
-            video.cpu(),
+            video,
             facts.patch_size,
             channels=facts.in_channels,
             frames=plan.length.latent_frames,
             height=plan.latent_height,
             width=plan.latent_width,
         ),
-        audio=sound_latents(audio.cpu(), AUDIO_CHANNELS),
+        audio=sound_latents(audio, AUDIO_CHANNELS),
         metadata={name: str(value) for name, value in metadata.items()},
     )

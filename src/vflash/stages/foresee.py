@@ -48,8 +48,10 @@ class Foresight:
     limits: MachineReader
     _weighed: dict[str, ModelBytes] = field(factory=dict, init=False)
 
-    def plan(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> MemoryPlan:
-        """Headers are read once a pipeline; nothing is loaded."""
+    def plan(
+        self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, *, compare: bool = False
+    ) -> MemoryPlan:
+        """Headers are read once a pipeline; nothing is loaded. `compare` judges every other choice as well."""
         limits = self.limits(self.backends.device)
         work = self.workload(request, gathered, facts)
 
@@ -63,7 +65,7 @@ class Foresight:
             work=work,
             limits=limits,
             chosen=chosen,
-            choices=tuple(judged(work, options) for options in every_choice(self.options)),
+            choices=tuple(judged(work, options) for options in every_choice(self.options) if compare),
             advice="" if chosen.fits else first_change(work, self.options, judged, smaller),
         )
 

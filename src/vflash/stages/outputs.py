@@ -1,4 +1,4 @@
-"""Where a request writes: the MP4, its receipt, and the latents that outlive a failed decode."""
+"""Where a request writes: the MP4, its receipt, the trace if asked for, latents that outlive a failed decode."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ class Outputs:
     receipt: Path
     latents: Path
     keep_latents: bool
+    trace: Path | None = None
 
     def check(self, sink: MediaSink, store: LatentStore | None) -> None:
         """Refuse whatever exists already, before any work; `store=None` where the latents are the input."""
         sink.check(self.video)
         if store is not None:
             store.check(self.latents)
-        if os.path.lexists(self.receipt):
-            raise ContractError(f"{self.receipt} exists; it would be this clip's receipt: choose another output name")
+        for what, path in (("receipt", self.receipt), ("trace", self.trace)):
+            if path is not None and os.path.lexists(path):
+                raise ContractError(f"{path} exists; it would be this clip's {what}: choose another output name")
 
 
-def plan_outputs(output: Path, save_latents: Path | None) -> Outputs:
+def plan_outputs(output: Path, save_latents: Path | None, *, profiled: bool = False) -> Outputs:
     if not output.name:
         raise ContractError(f"output must name a file, got {str(output)!r}")
     outputs = Outputs(
@@ -44,14 +46,16 @@ def plan_outputs(output: Path, save_latents: Path | None) -> Outputs:
         receipt=output.with_suffix(".receipt.json"),
         latents=save_latents or output.with_suffix(".latents.safetensors"),
         keep_latents=save_latents is not None,
+        trace=output.with_suffix(".denoise-trace.json") if profiled else None,
     )
-    paths = [path.absolute() for path in (outputs.video, outputs.receipt, outputs.latents)]
+    written = (outputs.video, outputs.receipt, outputs.latents, outputs.trace)
+    paths = [path.absolute() for path in written if path is not None]
     if len(set(paths)) < len(paths):
         raise ContractError(f"save_latents {outputs.latents} is where the clip or its receipt goes; name another file")
     return outputs
 
 
-def write_receipt(receipt: Mapping[str, Any], path: Path) -> None:
+def write_receipt(receipt: Mapping[str, Any], path: Path, *, what: str = "receipt") -> None:
     """Published whole or not at all, never over an existing file."""
     text = json.dumps(receipt, indent=2, ensure_ascii=False) + "\n"
     try:
@@ -65,7 +69,7 @@ def write_receipt(receipt: Mapping[str, Any], path: Path) -> None:
                     raise
                 _write(text, path)
     except OSError as error:
-        raise DeliveryError(f"the video is complete, but its receipt {path} cannot be written: {error}") from error
+        raise DeliveryError(f"the video is complete, but its {what} {path} cannot be written: {error}") from error
 
 
 def _write(text: str, path: Path) -> None:
