@@ -199,3 +199,16 @@ def fizgig_keys(delta: Delta, alpha: float) -> Tensors:
         stored[f"{module}.lora_up.weight"] = swap_halves(up) if ".ff.net.0." in name else up.clone()
         stored[f"{module}.alpha"] = torch.tensor(alpha)
     return stored
+
+
+def export_pruned(tensors: Tensors, curve: torch.Tensor, *, width: int) -> Tensors:
+    """ComfyUI's pruned form: `curve` = silu(temb) at i / (grid - 1), [grid, time_embed_dim], cut to its `width` largest
+    directions; every AdaLN matrix is folded into that basis, and the time embedder is gone."""
+    basis = torch.linalg.svd(curve.double(), full_matrices=False).Vh[:width].T
+    pruned: Tensors = {"adaln_t_table": (curve.double() @ basis).float()}
+    for name, tensor in export_native(tensors, heads=None).items():
+        if name.startswith("time_embedder."):
+            continue
+        folds = name.endswith("adaln_proj.linear.weight")
+        pruned[name] = (tensor.double() @ basis).to(tensor.dtype) if folds else tensor
+    return {f"model.diffusion_model.{name}": tensor for name, tensor in pruned.items()}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockWeights
+from vflash.model.residual import PackedResidual, bind_residual, moved
+from vflash_ports.adapters import LowRank
 from vflash_ports.errors import CheckpointError
-from vflash_ports.linear import LinearExecution, PackedLinear
+from vflash_ports.linear import BoundLinear, LinearExecution, PackedLinear
 from vflash_ports.weights import TensorSpec, WeightReader
 
 NORMS = {"norm1": "norm1", "norm2": "norm2", "norm_q": "attn.norm_q", "norm_k": "attn.norm_k"}
@@ -21,12 +23,26 @@ LINEARS = {
     "ff.out": ("ff.net.2",),
 }
 """Packed name -> checkpoint modules, stacked by rows; every one is bias-free."""
-FLOAT32 = ("proj_in", "audio_proj_in", "time_embedder.linear_1", "time_embedder.linear_2", "proj_out", "audio_proj_out")
+MODULATION_TABLE = "adaln_t_table"
+"""Of a pruned checkpoint, in the time embedder's place: [grid, width], row i at t = i / (grid - 1)."""
+FLOAT32 = (
+    MODULATION_TABLE,
+    "proj_in",
+    "audio_proj_in",
+    "time_embedder.linear_1",
+    "time_embedder.linear_2",
+    "proj_out",
+    "audio_proj_out",
+)
 """Kept in float32 whatever the model's dtype."""
 
 
-def expected_shapes(facts: DenoiserFacts) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a denoiser by checkpoint name."""
+def expected_shapes(facts: DenoiserFacts, table: tuple[int, ...] | None = None) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a denoiser by checkpoint name; `table` is the shape of a pruned checkpoint's modulation table."""
+    if table is not None:
+        narrow = expected_shapes(evolve(facts, time_embed_dim=table[1]))
+        pruned = {name: shape for name, shape in narrow.items() if not name.startswith("time_embedder.")}
+        return {**pruned, MODULATION_TABLE: table}
     c, inner, d, f = facts.hidden_size, facts.inner_dim, facts.attention_head_dim, facts.ffn_dim
     plain = {
         "norm1.weight": (c,),
@@ -62,7 +78,7 @@ def expected_shapes(facts: DenoiserFacts) -> dict[str, tuple[int, ...]]:
 
 def check_specs(specs: Mapping[str, TensorSpec], facts: DenoiserFacts, *, what: str) -> None:
     """Every expected tensor is there with its shape, and nothing else is. Raises `CheckpointError`, naming tensors."""
-    expected = expected_shapes(facts)
+    expected = expected_shapes(facts, _table_shape(specs, what))
     missing = sorted(expected.keys() - specs.keys())
     extra = sorted(specs.keys() - expected.keys() - {"rope.inv_freq"})
     if missing or extra:
@@ -74,6 +90,15 @@ def check_specs(specs: Mapping[str, TensorSpec], facts: DenoiserFacts, *, what: 
             raise CheckpointError(f"{what}: tensor {name} has shape {specs[name].shape}, its config.json says {shape}")
         if not specs[name].dtype.is_floating_point:
             raise CheckpointError(f"{what}: tensor {name} has dtype {specs[name].dtype}, which is not a float")
+
+
+def _table_shape(specs: Mapping[str, TensorSpec], what: str) -> tuple[int, ...] | None:
+    if MODULATION_TABLE not in specs:
+        return None
+    shape = specs[MODULATION_TABLE].shape
+    if len(shape) != 2 or shape[0] < 2 or shape[1] < 1:
+        raise CheckpointError(f"{what}: {MODULATION_TABLE} must have at least two rows and a column, got {shape}")
+    return shape
 
 
 def _some(word: str, names: list[str]) -> str:
@@ -92,8 +117,31 @@ def read_auxiliary(
         if name.startswith("transformer_blocks.") or name == "rope.inv_freq":
             continue
         kept = name.rsplit(".", 1)[0] in FLOAT32
-        tensors[name] = reader.get_tensor(name).to(device=device, dtype=torch.float32 if kept else dtype)
+        tensors[name] = read_tensor(reader, name, device=device, dtype=torch.float32 if kept else dtype)
     return tensors
+
+
+def read_tensor(reader: WeightReader, name: str, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in memory of its own, aligned: a view into a mapped file lies wherever the file puts it, and CPU GEMMs
+    round by alignment, so two layouts of one model would differ in the last bit."""
+    stored = reader.get_tensor(name)
+    placed = stored.to(device=device, dtype=dtype)
+    return placed.clone() if placed.data_ptr() == stored.data_ptr() else placed
+
+
+def outer_residuals(
+    residuals: Mapping[str, LowRank], auxiliary: Mapping[str, torch.Tensor], device: torch.device
+) -> dict[str, LowRank]:
+    """Residuals that are not packed beside a block's linears: on the device in their weight's dtype; those of AdaLN
+    projections, which run once a schedule, wait on the CPU."""
+    packed = {module for modules in LINEARS.values() for module in modules}
+    outer = {}
+    for name, pair in residuals.items():
+        if f"{name}.weight" in auxiliary:
+            outer[name] = moved(pair, device, auxiliary[f"{name}.weight"].dtype)
+        elif name.split(".", 2)[2] not in packed:
+            outer[name] = pair
+    return outer
 
 
 def packed_specs(facts: DenoiserFacts, execution: LinearExecution, dtype: torch.dtype) -> dict[str, TensorSpec]:
@@ -163,18 +211,22 @@ class CheckpointBlocks:
             out[packed + suffix].copy_(tensor)
 
 
-def bind_block(tensors: Mapping[str, torch.Tensor], execution: LinearExecution) -> BlockWeights:
-    """Views over one block's packed tensors."""
+def bind_block(
+    tensors: Mapping[str, torch.Tensor], execution: LinearExecution, residuals: Sequence[PackedResidual] = ()
+) -> BlockWeights:
+    """Views over one block's packed tensors, with the residuals that an adapter packed beside them."""
+    planned = {plan.linear: plan for plan in residuals}
 
-    def linear(name: str) -> PackedLinear:
-        return PackedLinear(weight=tensors[f"{name}.weight"], scales=tensors.get(f"{name}.scale"))
+    def linear(name: str) -> BoundLinear:
+        packed = PackedLinear(weight=tensors[f"{name}.weight"], scales=tensors.get(f"{name}.scale"))
+        return bind_residual(execution.bind(packed), tensors, planned.get(name))
 
     return BlockWeights(
         **{name: tensors[name] for name in NORMS},
-        qkv=execution.bind(linear("attn.qkv")),
-        out=execution.bind(linear("attn.out")),
-        ffn_in=execution.bind(linear("ff.in")),
-        ffn_out=execution.bind(linear("ff.out")),
+        qkv=linear("attn.qkv"),
+        out=linear("attn.out"),
+        ffn_in=linear("ff.in"),
+        ffn_out=linear("ff.out"),
     )
 
 

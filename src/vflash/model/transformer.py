@@ -11,10 +11,20 @@ from attrs import define, field, frozen
 
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockRun, BlockWeights, run_block
-from vflash.model.load import CheckpointBlocks, bind_block, check_specs, read_auxiliary
+from vflash.model.load import (
+    LINEARS,
+    MODULATION_TABLE,
+    CheckpointBlocks,
+    bind_block,
+    check_specs,
+    outer_residuals,
+    read_auxiliary,
+    read_tensor,
+)
 from vflash.model.modulation import (
     EvaluationTimesteps,
     TimeEmbedder,
+    TimestepTable,
     activated_embeddings,
     block_table,
     evaluation_timesteps,
@@ -22,8 +32,10 @@ from vflash.model.modulation import (
 )
 from vflash.model.positions import PackedIndex, Role
 from vflash.model.refiner import refine_text
+from vflash.model.residual import AdaptedBlocks, NamedLinears, moved, plan_residuals
 from vflash.model.rotary import rotary_tables
 from vflash.model.sigmas import Grids
+from vflash_ports.adapters import Adapter, AdapterReport, LowRank
 from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import LinearExecution
@@ -66,6 +78,8 @@ class Denoiser:
     source: WeightSource
     stack: BlockStack[BlockWeights]
     auxiliary: dict[str, torch.Tensor]
+    residuals: dict[str, LowRank]
+    adapter: AdapterReport | None
     kernels: BlockKernels
     device: torch.device
     dtype: torch.dtype
@@ -111,31 +125,52 @@ class Denoiser:
         while sum(tables.nbytes for tables in self._tables.values()) > KEPT_TABLE_BYTES:
             del self._tables[next(iter(self._tables))]
 
+    @property
+    def linears(self) -> NamedLinears:
+        return NamedLinears(weights=self.auxiliary, residuals=self.residuals)
+
     def _compute_tables(self, plans: Sequence[EvaluationTimesteps]) -> Tables:
         aux = self.auxiliary
-        embed = TimeEmbedder(
-            linear_1=(aux["time_embedder.linear_1.weight"], aux["time_embedder.linear_1.bias"]),
-            linear_2=(aux["time_embedder.linear_2.weight"], aux["time_embedder.linear_2.bias"]),
-            freq_dim=self.facts.freq_dim,
-        )
-        embeddings = activated_embeddings(embed, plans, self.dtype, self.device)
+        embeddings = activated_embeddings(self._embedder(), plans, self.dtype, self.device)
         blocks = []
         with self.source.open() as reader:
             for block in range(self.facts.num_layers):
                 name = f"transformer_blocks.{block}.adaln_proj.linear"
                 weight, bias = (
-                    reader.get_tensor(f"{name}.{part}").to(device=self.device, dtype=self.dtype)
+                    read_tensor(reader, f"{name}.{part}", device=self.device, dtype=self.dtype)
                     for part in ("weight", "bias")
                 )
-                blocks.append(block_table(weight, bias, embeddings, plans, self.facts))
-        final = final_table(aux["norm_out.linear.weight"], aux["norm_out.linear.bias"], embeddings, plans)
+                blocks.append(block_table(weight, bias, embeddings, plans, self.facts, self._residual(name)))
+        final = final_table(
+            aux["norm_out.linear.weight"],
+            aux["norm_out.linear.bias"],
+            embeddings,
+            plans,
+            self._residual("norm_out.linear"),
+        )
         return Tables(blocks=tuple(blocks), final=final)
+
+    def _embedder(self) -> TimeEmbedder | TimestepTable:
+        if MODULATION_TABLE in self.auxiliary:
+            return TimestepTable(table=self.auxiliary[MODULATION_TABLE])
+        first, second = (f"time_embedder.linear_{number}" for number in (1, 2))
+        aux = self.auxiliary
+        return TimeEmbedder(
+            linear_1=(aux[f"{first}.weight"], aux[f"{first}.bias"]),
+            linear_2=(aux[f"{second}.weight"], aux[f"{second}.bias"]),
+            freq_dim=self.facts.freq_dim,
+            residuals=(self.residuals.get(first), self.residuals.get(second)),
+        )
+
+    def _residual(self, name: str) -> LowRank | None:
+        pair = self.residuals.get(name)
+        return None if pair is None else moved(pair, self.device, self.dtype)
 
     def _prefix(self, inputs: DenoiserInputs) -> torch.Tensor:
         """Text and condition rows as they enter block 0: [rows before the targets, C], the same every evaluation."""
         index = inputs.index
         prefix = torch.empty(index.target_audio.start, self.facts.hidden_size, dtype=self.dtype, device=self.device)
-        prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.auxiliary, self.facts)
+        prefix[: index.text_rows] = refine_text(inputs.embeds.to(self.device), self.linears, self.facts)
         for name, rows, places in (
             ("proj_in", inputs.condition_video, index.condition_video),
             ("audio_proj_in", inputs.condition_audio, index.condition_audio),
@@ -151,7 +186,7 @@ class Denoiser:
     def project(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Latent rows through a float32 input projection, cast to the model's dtype."""
         rows = rows.to(device=self.device, dtype=torch.float32)
-        return F.linear(rows, self.auxiliary[f"{name}.weight"], self.auxiliary[f"{name}.bias"]).to(self.dtype)
+        return self.linears(name, rows).to(self.dtype)
 
     def memory(self) -> ResidencyMemory:
         return self.stack.memory()
@@ -159,6 +194,7 @@ class Denoiser:
     def close(self) -> None:
         self.stack.close()
         self.auxiliary.clear()
+        self.residuals.clear()
         self._tables.clear()
 
 
@@ -220,7 +256,7 @@ class PreparedDenoiser:
         shift, scale = self.tables.final[evaluation, role]
         normed = F.rms_norm(x, (facts.hidden_size,), aux["norm_out.norm.weight"], facts.final_norm_eps)
         modulated = (normed * (1.0 + scale) + shift).to(torch.float32)
-        return F.linear(modulated, aux[f"{name}.weight"], aux[f"{name}.bias"])
+        return self.denoiser.linears(name, modulated)
 
 
 @contextmanager
@@ -235,8 +271,9 @@ def open_denoiser(
     device: torch.device,
     dtype: torch.dtype,
     ffn_chunk_rows: int,
+    adapter: Adapter | None = None,
 ) -> Iterator[Denoiser]:
-    """Check every name and shape, then load. On leaving, all weights are released."""
+    """Check every name and shape, then load, `adapter` beside the base. On leaving, all weights are released."""
     specs = source.specs()
     check_specs(specs, facts, what=what)
     with source.open() as reader:
@@ -244,16 +281,22 @@ def open_denoiser(
             reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype, device=device
         )
         auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
+        modules = {} if adapter is None else adapter.modules
+        shapes = {name: spec.shape for name, spec in specs.items()}
+        planned = plan_residuals(modules, LINEARS, shapes, facts.num_layers)
+        adapted = AdaptedBlocks(base=blocks, residuals=modules, planned=planned, dtype=dtype)
 
         def bind(tensors: Mapping[str, torch.Tensor]) -> BlockWeights:
-            return bind_block(tensors, execution)
+            return bind_block(tensors, execution, planned)
 
-        stack = residency.load(blocks, bind, device)
+        stack = residency.load(adapted, bind, device)
     denoiser = Denoiser(
         facts=facts,
         source=source,
         stack=stack,
         auxiliary=auxiliary,
+        residuals=outer_residuals(modules, auxiliary, device),
+        adapter=None if adapter is None else adapter.report,
         kernels=kernels,
         device=device,
         dtype=dtype,
