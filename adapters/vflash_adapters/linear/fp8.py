@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from attrs import frozen
 
+from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.row_fp8 import (
     RowFP8Execution,
     RowKernels,
@@ -13,7 +14,7 @@ from vflash_adapters.linear.row_fp8 import (
     check_weight,
 )
 from vflash_adapters.linear.row_quantiser import quantise_rows
-from vflash_ports.errors import UnsupportedError
+from vflash_ports.errors import CheckpointError, UnsupportedError
 from vflash_ports.linear import ActivationFormat, BoundLinear, Fp8Rows, PackedLinear
 
 
@@ -34,7 +35,11 @@ class Fp8WeightOnlyLinear:
         return pack_rows(weight)
 
     def bind(self, packed: PackedLinear) -> BoundLinear:
-        return _BoundWeightOnly(execution=self.execution, codes=packed.weight, scales=_scales(self.name, packed))
+        """FP8 rows; a matrix that a checkpoint left dense beside its FP8 ones runs as it is."""
+        if packed.scales is None:
+            return Bf16Linear().bind(packed)
+        check_weight(packed.weight, packed.scales)
+        return _BoundWeightOnly(execution=self.execution, codes=packed.weight, scales=packed.scales)
 
 
 class W8A8Linear:
@@ -64,9 +69,12 @@ class W8A8Linear:
         return packed
 
     def bind(self, packed: PackedLinear) -> BoundLinear:
-        scales = _scales(self.name, packed)
+        """FP8 rows; a matrix that a checkpoint left dense beside its FP8 ones runs as it is."""
+        if packed.scales is None:
+            return Bf16Linear().bind(packed)
+        check_weight(packed.weight, packed.scales)
         check_scaled_gemm(packed.weight)
-        return _BoundW8A8(execution=self.execution, codes=packed.weight, scales=scales)
+        return _BoundW8A8(execution=self.execution, codes=packed.weight, scales=packed.scales)
 
 
 def default_row_kernels(choice: str, device: torch.device) -> str:
@@ -76,13 +84,13 @@ def default_row_kernels(choice: str, device: torch.device) -> str:
     return "triton" if device.type == "cuda" else "torch"
 
 
-def pack_rows(weight: torch.Tensor) -> PackedLinear:
-    """Quantise a [out, in] weight by row; a weight with NaN or infinity is refused."""
-    if not weight.is_floating_point() or weight.dtype == torch.float8_e4m3fn:
-        raise UnsupportedError(f"FP8 packing starts from a floating-point weight, not {weight.dtype}")
+def pack_rows(weight: torch.Tensor, what: str = "the weight") -> PackedLinear:
+    """Quantise a [out, in] weight by row; one with NaN or infinity is refused under the name `what`."""
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise UnsupportedError(f"{what} is {weight.dtype}: FP8 packing starts from a full-width float")
     rows = quantise_rows(weight)
     if not weight.is_meta and not bool(rows.scales.isfinite().all()):
-        raise UnsupportedError("a weight holds NaN or infinity and cannot be quantised: check the checkpoint")
+        raise CheckpointError(f"{what} holds NaN or infinity and cannot be quantised: check the checkpoint")
     return PackedLinear(weight=rows.codes, scales=rows.scales)
 
 
@@ -109,13 +117,6 @@ class _BoundW8A8:
         if isinstance(values, Fp8Rows):
             return self.execution.linear_rows(values, self.codes, self.scales, out=out)
         return self.execution.linear(values, self.codes, self.scales, out=out)
-
-
-def _scales(name: str, packed: PackedLinear) -> torch.Tensor:
-    if packed.scales is None:
-        raise UnsupportedError(f"linear {name!r} needs FP8 weights with row scales: pack the weight first")
-    check_weight(packed.weight, packed.scales)
-    return packed.scales
 
 
 def _check_row_kernels(execution: RowFP8Execution, device: torch.device) -> None:

@@ -83,6 +83,8 @@ class RowFP8Execution:
 
         No rows give no rows. A row with NaN or infinity gives a non-finite row and leaves the others alone.
         """
+        if codes.is_meta or scales.is_meta:
+            raise ContractError("the FP8 weight is still on meta: a loader must fill codes and scales before use")
         check_weight(codes, scales)
         if values.ndim < 2 or values.shape[-1] != codes.shape[1]:
             raise ContractError(f"values {tuple(values.shape)} do not end in the weight's {codes.shape[1]} inputs")
@@ -160,9 +162,7 @@ class RowFP8Execution:
 
 
 def check_weight(codes: torch.Tensor, scales: torch.Tensor) -> None:
-    """Codes [out, in] E4M3 and scales [out, 1] float32, both contiguous, filled and on one device."""
-    if codes.is_meta or scales.is_meta:
-        raise ContractError("the FP8 weight is still on meta: a loader must fill codes and scales before use")
+    """Codes [out, in] E4M3 and scales [out, 1] float32, both contiguous and on one device."""
     if codes.dtype != torch.float8_e4m3fn or scales.dtype != torch.float32:
         raise UnsupportedError(f"FP8 weights are float8_e4m3fn with float32 scales, not {codes.dtype}, {scales.dtype}")
     if codes.ndim != 2 or scales.shape != (codes.shape[0], 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import evolve, frozen
@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockWeights
 from vflash.model.residual import PackedResidual, bind_residual, moved
+from vflash.model.stored_fp8 import CODES, check_stored_fp8, is_quantised, read_codes, read_dense, scale_names
 from vflash_ports.adapters import LowRank
 from vflash_ports.errors import CheckpointError
 from vflash_ports.linear import BoundLinear, LinearExecution, PackedLinear
@@ -77,10 +78,13 @@ def expected_shapes(facts: DenoiserFacts, table: tuple[int, ...] | None = None) 
 
 
 def check_specs(specs: Mapping[str, TensorSpec], facts: DenoiserFacts, *, what: str) -> None:
-    """Every expected tensor is there with its shape, and nothing else is. Raises `CheckpointError`, naming tensors."""
+    """Every expected tensor is there with its shape, and nothing else is but the scales of FP8 weights.
+
+    Raises `CheckpointError`, naming tensors.
+    """
     expected = expected_shapes(facts, _table_shape(specs, what))
     missing = sorted(expected.keys() - specs.keys())
-    extra = sorted(specs.keys() - expected.keys() - {"rope.inv_freq"})
+    extra = sorted(specs.keys() - expected.keys() - scale_names(specs) - {"rope.inv_freq"})
     if missing or extra:
         raise CheckpointError(
             f"{what} does not match its config.json: {_some('missing', missing)}{_some('not expected', extra)}"
@@ -90,6 +94,7 @@ def check_specs(specs: Mapping[str, TensorSpec], facts: DenoiserFacts, *, what: 
             raise CheckpointError(f"{what}: tensor {name} has shape {specs[name].shape}, its config.json says {shape}")
         if not specs[name].dtype.is_floating_point:
             raise CheckpointError(f"{what}: tensor {name} has dtype {specs[name].dtype}, which is not a float")
+    check_stored_fp8(specs, FLOAT32, what=what)
 
 
 def _table_shape(specs: Mapping[str, TensorSpec], what: str) -> tuple[int, ...] | None:
@@ -109,24 +114,16 @@ def _some(word: str, names: list[str]) -> str:
 
 
 def read_auxiliary(
-    reader: WeightReader, names: Iterable[str], *, device: torch.device, dtype: torch.dtype
+    reader: WeightReader, specs: Mapping[str, TensorSpec], *, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """What is outside the block stack, on the device: the few float32 tensors as they are, the rest in `dtype`."""
     tensors = {}
-    for name in names:
-        if name.startswith("transformer_blocks.") or name == "rope.inv_freq":
+    for name in specs.keys() - scale_names(specs) - {"rope.inv_freq"}:
+        if name.startswith("transformer_blocks."):
             continue
         kept = name.rsplit(".", 1)[0] in FLOAT32
-        tensors[name] = read_tensor(reader, name, device=device, dtype=torch.float32 if kept else dtype)
+        tensors[name] = read_dense(reader, specs, name, device=device, dtype=torch.float32 if kept else dtype)
     return tensors
-
-
-def read_tensor(reader: WeightReader, name: str, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in memory of its own, aligned: a view into a mapped file lies wherever the file puts it, and CPU GEMMs
-    round by alignment, so two layouts of one model would differ in the last bit."""
-    stored = reader.get_tensor(name)
-    placed = stored.to(device=device, dtype=dtype)
-    return placed.clone() if placed.data_ptr() == stored.data_ptr() else placed
 
 
 def outer_residuals(
@@ -144,18 +141,57 @@ def outer_residuals(
     return outer
 
 
-def packed_specs(facts: DenoiserFacts, execution: LinearExecution, dtype: torch.dtype) -> dict[str, TensorSpec]:
-    """The packed tensors of any one block, without reading one."""
+def packed_specs(
+    facts: DenoiserFacts,
+    execution: LinearExecution,
+    dtype: torch.dtype,
+    stored: Mapping[str, TensorSpec] | None = None,
+) -> dict[str, TensorSpec]:
+    """The packed tensors of any one block, without reading one. Raises `UnsupportedError` if `execution` cannot run
+    what is `stored`."""
     shapes = expected_shapes(facts)
     specs = {}
     for packed, module in NORMS.items():
         specs[packed] = _spec(packed, dtype, shapes[f"transformer_blocks.0.{module}.weight"])
     for packed, modules in LINEARS.items():
         parts = [shapes[f"transformer_blocks.0.{module}.weight"] for module in modules]
-        whole = torch.empty(sum(p[0] for p in parts), parts[0][1], dtype=dtype, device="meta")
-        for suffix, tensor in _tensors(execution.pack(whole)):
+        shape = sum(p[0] for p in parts), parts[0][1]
+        for suffix, tensor in _tensors(_packed_form(packed, shape, execution, dtype, stored)):
             specs[packed + suffix] = _spec(packed + suffix, tensor.dtype, tuple(tensor.shape))
     return specs
+
+
+def _packed_form(
+    packed: str,
+    shape: tuple[int, int],
+    execution: LinearExecution,
+    dtype: torch.dtype,
+    stored: Mapping[str, TensorSpec] | None,
+) -> PackedLinear:
+    """On meta: FP8 codes as stored, a matrix left dense beside them as it is, else what the execution packs."""
+    quantised = stored_in_fp8(stored or {})
+    if packed in quantised:
+        codes = torch.empty(shape, dtype=CODES, device="meta")
+        form = PackedLinear(weight=codes, scales=torch.empty(shape[0], 1, dtype=torch.float32, device="meta"))
+        execution.bind(form)
+        return form
+    whole = torch.empty(shape, dtype=dtype, device="meta")
+    return PackedLinear(weight=whole) if quantised else execution.pack(whole)
+
+
+def stored_in_fp8(stored: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+    """The packed linears whose matrices every block stores in FP8. `CheckpointError` where only some are."""
+    found = []
+    for packed, modules in LINEARS.items():
+        ends = tuple(f".{module}.weight" for module in modules)
+        names = [name for name in stored if name.startswith("transformer_blocks.") and name.endswith(ends)]
+        quantised = [name for name in names if is_quantised(stored, name)]
+        if quantised and len(quantised) < len(names):
+            odd = min(set(names) - set(quantised))
+            raise CheckpointError(f"{quantised[0]} is stored in FP8 but {odd} is not: convert all blocks alike")
+        if quantised:
+            found.append(packed)
+    return tuple(found)
 
 
 def stack_bytes(facts: DenoiserFacts, execution: LinearExecution, dtype: torch.dtype) -> int:
@@ -182,7 +218,7 @@ class CheckpointBlocks:
         return self.facts.num_layers
 
     def specs(self) -> Mapping[str, TensorSpec]:
-        return packed_specs(self.facts, self.execution, self.dtype)
+        return packed_specs(self.facts, self.execution, self.dtype, self.source_specs)
 
     def load_into(self, index: int, out: Mapping[str, torch.Tensor]) -> None:
         prefix = f"transformer_blocks.{index}."
@@ -190,7 +226,9 @@ class CheckpointBlocks:
             out[packed].copy_(self.reader.get_tensor(f"{prefix}{module}.weight"))
         for packed, modules in LINEARS.items():
             names = [f"{prefix}{module}.weight" for module in modules]
-            if not self._read_directly(names, out[packed + ".weight"]):
+            if is_quantised(self.source_specs, names[0]):
+                self._copy_codes(packed, names, out)
+            elif not self._read_directly(names, out[packed + ".weight"]):
                 self._pack_into(packed, names, out)
 
     def _read_directly(self, names: list[str], out: torch.Tensor) -> bool:
@@ -204,10 +242,22 @@ class CheckpointBlocks:
             start += rows
         return True
 
+    def _copy_codes(self, packed: str, names: list[str], out: Mapping[str, torch.Tensor]) -> None:
+        start = 0
+        for name in names:
+            codes, scales = read_codes(self.reader, name)
+            rows = slice(start, start + codes.shape[0])
+            out[packed + ".weight"][rows].copy_(codes)
+            out[packed + ".scale"][rows].copy_(scales)
+            start = rows.stop
+
     def _pack_into(self, packed: str, names: list[str], out: Mapping[str, torch.Tensor]) -> None:
         parts = [self.reader.get_tensor(name).to(device=self.device, dtype=self.dtype) for name in names]
-        linear = self.execution.pack(torch.cat(parts) if len(parts) > 1 else parts[0])
-        for suffix, tensor in _tensors(linear):
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if f"{packed}.scale" not in out:
+            out[f"{packed}.weight"].copy_(whole)
+            return
+        for suffix, tensor in _tensors(self.execution.pack(whole)):
             out[packed + suffix].copy_(tensor)
 
 

@@ -19,7 +19,6 @@ from vflash.model.load import (
     check_specs,
     outer_residuals,
     read_auxiliary,
-    read_tensor,
 )
 from vflash.model.modulation import (
     EvaluationTimesteps,
@@ -35,6 +34,7 @@ from vflash.model.refiner import refine_text
 from vflash.model.residual import AdaptedBlocks, NamedLinears, moved, plan_residuals
 from vflash.model.rotary import rotary_tables
 from vflash.model.sigmas import Grids
+from vflash.model.stored_fp8 import read_dense
 from vflash_ports.adapters import Adapter, AdapterReport, LowRank
 from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
@@ -133,11 +133,12 @@ class Denoiser:
         aux = self.auxiliary
         embeddings = activated_embeddings(self._embedder(), plans, self.dtype, self.device)
         blocks = []
+        specs = self.source.specs()
         with self.source.open() as reader:
             for block in range(self.facts.num_layers):
                 name = f"transformer_blocks.{block}.adaln_proj.linear"
                 weight, bias = (
-                    read_tensor(reader, f"{name}.{part}", device=self.device, dtype=self.dtype)
+                    read_dense(reader, specs, f"{name}.{part}", device=self.device, dtype=self.dtype)
                     for part in ("weight", "bias")
                 )
                 blocks.append(block_table(weight, bias, embeddings, plans, self.facts, self._residual(name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from attrs import frozen
 
 from vflash_ports.errors import CheckpointError
@@ -29,10 +30,30 @@ def _part(*parts: str) -> Callable[[Specs], bool]:
     return lambda specs: any(part in name for name in specs for part in parts)
 
 
-def _item_bytes(count: int) -> Callable[[Specs], bool]:
-    """Any block matrix whose elements have `count` bytes."""
-    return lambda specs: any(
-        spec.dtype.itemsize == count and len(spec.shape) == 2 and "blocks." in name for name, spec in specs.items()
+def _has_row_scale(specs: Specs, name: str) -> bool:
+    """E4M3 codes with one float32 scale for each output row: the one quantised form that is read."""
+    codes, scale = specs[name], specs.get(f"{name}_scale")
+    rows = codes.shape[:1]
+    return (
+        codes.dtype == torch.float8_e4m3fn
+        and scale is not None
+        and scale.dtype == torch.float32
+        and scale.shape in (rows, (*rows, 1))
+    )
+
+
+def _scaled_otherwise(specs: Specs) -> bool:
+    """A scale that is not one number for each row of an E4M3 weight."""
+    names = [name for name in specs if name.endswith((".weight_scale", ".scale_weight"))]
+    weights = [name.removesuffix("_scale") for name in names]
+    return any(not (weight in specs and _has_row_scale(specs, weight)) for weight in weights)
+
+
+def _bare_bytes(specs: Specs) -> bool:
+    """Any block matrix of 8-bit elements without row scales."""
+    return any(
+        spec.dtype.itemsize == 1 and len(spec.shape) == 2 and "blocks." in name and not _has_row_scale(specs, name)
+        for name, spec in specs.items()
     )
 
 
@@ -47,11 +68,11 @@ REFUSED_FAMILIES = (
     ),
     Family("bitsandbytes", _part(".quant_state.", ".absmax"), _UNQUANTISED),
     Family("quanto", _suffix(".weight._data", ".weight._scale"), _UNQUANTISED),
-    Family("scaled FP8 or INT8 (per-channel scales)", _suffix(".weight_scale", ".scale_weight"), _UNQUANTISED),
+    Family("scaled FP8 or INT8, other than E4M3 with one scale a row", _scaled_otherwise, _UNQUANTISED),
     Family("Keyless (queries and values only)", _part(".attn.qv_proj."), "use the ordinary checkpoint"),
     Family("VDN (linear attention branch)", _part("linear_branch."), "use the base checkpoint without the branch"),
     Family("FastH3 (VSA gates)", _part("to_gate_compress", ".set_weight"), "use the base checkpoint"),
-    Family("8-bit weights without scales", _item_bytes(1), _UNQUANTISED),
+    Family("8-bit weights without scales", _bare_bytes, _UNQUANTISED),
 )
 
 
