@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
@@ -29,10 +30,10 @@ import torch
 
 from denoiser_bench.blocks import OurBlock, errors
 from denoiser_bench.case import RawBlock, Sequence, Sizes, modulation_table, random_block, random_sequence
-from denoiser_bench.floor import floor_calls, floor_totals
+from denoiser_bench.floor import floor_calls, floor_chains
 from denoiser_bench.kernels import KernelInputs, kernel_errors, kernel_times, launch_sweep, quantiser_figures
 from denoiser_bench.peer import peer_block, peer_call
-from denoiser_bench.timing import allocated_bytes, interleaved, milliseconds, peak_gib
+from denoiser_bench.timing import allocated_bytes, interleaved, milliseconds, peak_gib, sustained
 from vflash.model.block import BlockWeights
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -80,7 +81,8 @@ class Bench:
         block = random_block(self.sizes, self.device)
         kernels = self.kernels()
         self.report["copy_tb_s"] = self.section("copy", self.copy_rate)
-        self.report["kernels"] = self.section("kernels", lambda: self.kernel_report(block, kernels))
+        if not self.options.blocks_only:
+            self.report["kernels"] = self.section("kernels", lambda: self.kernel_report(block, kernels))
         variants = self.variants(block)
         for rows in self.options.rows:
             figures = self.report["lengths"].setdefault(str(rows), {})
@@ -131,7 +133,7 @@ class Bench:
         kernels: BlockKernels,
         variants: dict[str, BlockWeights],
     ) -> None:
-        """Floor, peer and ours take turns; then peaks, launch overhead and errors, one after the other."""
+        """Peaks; then floor, peer and ours, each kept up for a while, twice; then launch overhead and errors."""
         sequence = random_sequence(rows, self.sizes, self.device)
         ours = OurBlock(
             sizes=self.sizes,
@@ -147,13 +149,13 @@ class Bench:
         figures["peak_gib"] = self.section(
             f"{rows} peaks", lambda: {name: peak_gib(call, self.device, base) for name, call in calls.items()}
         )
-        floor = floor_calls(rows, self.sizes, block, self.packed, self.device)
-        rounds = 9 if rows < 30000 else 5
-        times = self.section(f"{rows} times", partial(interleaved, floor | calls, self.device, rounds=rounds))
-        del floor
-        if times is None:
-            return
-        figures["ms"], figures["floor_ms"] = times, floor_totals(times, block)
+        parts = floor_calls(rows, self.sizes, block, self.packed, self.device)
+        chains = floor_chains(parts, block)
+        figures["part_ms"] = self.section(f"{rows} parts", partial(interleaved, parts, self.device, rounds=3))
+        figures["ms"] = self.section(
+            f"{rows} times", partial(sustained, chains | calls, self.device, seconds=self.options.seconds, rounds=2)
+        )
+        del parts, chains
         if self.device.type == "cuda" and rows <= 8000:
             for name in ("bf16", "w8a8"):
                 figures[f"graph {name}"] = self.section(
@@ -169,9 +171,8 @@ class Bench:
         """Every variant as the product runs it, and plain BF16 also in other numbers of parts."""
         parts = -(-rows // CHUNK_ROWS)
         calls = {name: ours.call(weights, parts=parts) for name, weights in variants.items()}
-        for other in sorted({1, 2, 3, 4} - {parts}) if rows > CHUNK_ROWS else (2,):
-            calls[f"bf16 in {other} parts"] = ours.call(variants["bf16"], parts=other)
         if rows > CHUNK_ROWS:
+            calls["bf16 in 1 part"] = ours.call(variants["bf16"], parts=1)
             calls["bf16, attention not in place"] = ours.call(variants["bf16"], parts=parts, in_place=False)
         return calls
 
@@ -216,15 +217,16 @@ def summary(report: dict[str, Any]) -> str:
 
 
 def _length_lines(rows: str, figures: dict[str, Any]) -> list[str]:
-    if "ms" not in figures:
+    times, peaks = figures.get("ms"), figures.get("peak_gib") or {}
+    if times is None:
         return [f"== {rows} rows: no times"]
-    times, floors, peaks = figures["ms"], figures["floor_ms"], figures["peak_gib"] or {}
-    lines = [f"== {rows} rows: floor " + ", ".join(f"{kind} {ms:.2f}" for kind, ms in floors.items())]
-    parts = {name: ms for name, ms in times.items() if name not in peaks}
-    lines.append("  " + ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items()))
-    for name, peak in peaks.items():
-        floor = floors[{"w8a8": "fp8", "w8a8 fast": "fp8 fast"}.get(name, "bf16")]
-        lines.append(f"  {name:30} {times[name]:8.2f} ms  x{times[name] / floor:.3f}  peak {peak:.2f} GiB")
+    lines = [f"== {rows} rows"]
+    lines.append("  alone: " + ", ".join(f"{name} {ms:.2f}" for name, ms in (figures["part_ms"] or {}).items()))
+    for name, samples in times.items():
+        floor = mean(times[{"w8a8": "floor fp8", "w8a8 fast": "floor fp8 fast"}.get(name, "floor bf16")])
+        peak = f"peak {peaks[name]:.2f} GiB" if name in peaks else ""
+        rounds = " / ".join(f"{ms:.2f}" for ms in samples)
+        lines.append(f"  {name:30} {mean(samples):8.2f} ms ({rounds})  x{mean(samples) / floor:.3f}  {peak}")
     lines += [f"  {name}: {value}" for name, value in figures.items() if name.startswith(("graph", "errors"))]
     return lines
 
@@ -234,6 +236,8 @@ def main() -> int:
     parser.add_argument("--output", default="bench_denoiser.json", help="where the JSON goes")
     parser.add_argument("--rows", type=int, nargs="+", default=list(LENGTHS), help="packed rows to measure")
     parser.add_argument("--no-peer", action="store_true", help="leave diffusers out")
+    parser.add_argument("--blocks-only", action="store_true", help="leave the single kernels out")
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long each call is kept up for a time")
     parser.add_argument("--deadline-s", type=float, default=330.0, help="start no section after this many seconds")
     bench = Bench(parser.parse_args())
     with torch.inference_mode():

@@ -15,6 +15,7 @@ from vflash.domain.footprint import LinearStorage
 from vflash.domain.memory import MemoryOptions, Placement, Residence
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
 from vflash.engine import Engine
+from vflash.model.load import LINEARS
 from vflash.model.transformer import Denoiser
 from vflash.settings import Lifetime, Settings
 from vflash.stages.backends import Backends
@@ -38,6 +39,7 @@ from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
 from vflash_adapters.media.inspect import inspect_file
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
+from vflash_adapters.quantised.model_folder import quantise_model
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
@@ -200,6 +202,7 @@ class Container(containers.DeclarativeContainer):
     sidecar_report: Provider[dict[str, Any]] = providers.Callable(maintenance.report_sidecar)
     record_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.record_hashes)
     check_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.compare_hashes)
+    quantise: Provider[dict[str, Any]] = providers.Callable(quantise_model, CanonicalOpener(MmapWeights), LINEARS)
     checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
     clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)

@@ -31,6 +31,25 @@ def interleaved(
     return {name: median(times) for name, times in samples.items()}
 
 
+def sustained(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, *, seconds: float, rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each call kept up for `seconds`, of which the second half counts; one number a round.
+
+    A chip at its power limit slows down within a fraction of a second, and speeds up again while something lighter
+    runs: single calls that take turns borrow from each other, work that is kept up does not.
+    """
+    for run in runs.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            half = max(1, int(seconds * 500 / max(_sample(run, device, 1), 1e-3)))
+            _sample(run, device, half)
+            times[name].append(_sample(run, device, half))
+    return times
+
+
 def _sample(run: Callable[[], object], device: torch.device, batch: int) -> float:
     if device.type != "cuda":
         started = perf_counter()

@@ -57,7 +57,7 @@ class TritonBlockKernels:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `BlockKernels.qk_norm_rope`. q and k are written over their thirds of `qkv`; all three are its views."""
         require_rows(_NAME, qkv, cos, sin)
-        launch_qk_norm_rope(qkv, q_weight, k_weight, cos, sin, heads=heads, eps=eps, block=16, num_warps=1)
+        launch_qk_norm_rope(qkv, q_weight, k_weight, cos, sin, heads=heads, eps=eps, block=16, num_warps=2)
         q_SHD, k_SHD, v_SHD = qkv.unflatten(1, (3, heads, -1)).unbind(1)
         return q_SHD, k_SHD, v_SHD
 
@@ -66,7 +66,7 @@ class TritonBlockKernels:
     ) -> torch.Tensor:
         """See `BlockKernels.gate_residual`."""
         require_rows(_NAME, x, update, gate)
-        launch_gate_residual(x, update, gate, rows.contiguous(), block=1024, num_warps=4)
+        launch_gate_residual(x, update, gate, rows.contiguous(), block=2048, num_warps=8)
         return x
 
     def swiglu(

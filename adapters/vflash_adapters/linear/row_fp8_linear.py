@@ -36,4 +36,5 @@ class RowFP8Linear(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out], as `RowFP8Execution.linear` says."""
-        return self.execution.linear(values, self.weight, self.weight_scale, self.bias)
+        bias = None if self.bias is None else self.bias.to(values.dtype)
+        return self.execution.linear(values, self.weight, self.weight_scale, bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vflash_ports.observer import Observer
 from vflash_ports.weights import WeightOpener
 
 MANIFEST = "vflash-fp8.json"
+DENOISER_FOLDERS = ("transformer", "transformer_ref")
 KIND = ManifestKind(format="vflash-row-fp8", version=1, max_bytes=16 * 2**20)
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
@@ -60,18 +61,23 @@ def denoiser_choice(folder: str, block_linears: Mapping[str, tuple[str, ...]]) -
 
 
 def quantise_model(
+    open_weights: WeightOpener,
+    block_linears: Mapping[str, tuple[str, ...]],
     model_dir: Path,
     output: Path,
     *,
-    open_weights: WeightOpener,
-    chosen: Sequence[tuple[ComponentChoice, tuple[str, ...]]],
+    denoiser_layers: tuple[str, ...],
+    text_encoder_layers: tuple[str, ...],
     observer: Observer,
 ) -> dict[str, Any]:
     """Write `output`, a new folder that runs in the place of `model_dir`; returns what its manifest says.
 
-    `chosen` gives the roles to quantise a component; one without roles, and whatever is no component, is copied.
-    `output` appears complete or not at all. Raises `ContractError` or `CheckpointError` naming what is wrong.
+    The layers are roles: those of `block_linears` for both denoisers, those of `TEXT_ENCODER`. A component without
+    roles, and whatever is no component, is copied. `output` appears complete or not at all. Raises `ContractError` or
+    `CheckpointError` naming what is wrong.
     """
+    denoisers = (denoiser_choice(folder, block_linears) for folder in DENOISER_FOLDERS)
+    chosen = [*((choice, denoiser_layers) for choice in denoisers), (TEXT_ENCODER, text_encoder_layers)]
     if not (model_dir / "model_index.json").is_file():
         raise CheckpointError(f"{model_dir}: holds no model_index.json; pass the model's folder")
     if (model_dir / MANIFEST).exists():

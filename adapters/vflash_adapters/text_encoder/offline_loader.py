@@ -37,7 +37,7 @@ class OfflineLoader:
         with _quiet_transformers():
             loaded: Any = Qwen3VLForConditionalGeneration.from_pretrained(
                 folder,
-                config=self._config(folder),
+                config=prefix_config(folder, self.hidden_state_index),
                 dtype="auto",
                 attn_implementation="sdpa",
                 local_files_only=True,
@@ -46,30 +46,34 @@ class OfflineLoader:
                 output_loading_info=True,
             )
         model: Qwen3VLForConditionalGeneration = loaded[0]
-        self._check_report(folder, loaded[1])
+        check_loaded(folder, loaded[1], self.hidden_state_index)
         return model
 
-    def _config(self, folder: Path) -> Any:
-        from transformers import Qwen3VLConfig
 
-        config: Any = Qwen3VLConfig.from_pretrained(folder, local_files_only=True)
-        kept, stored = layers_kept(self.hidden_state_index), config.text_config.num_hidden_layers
-        if stored < kept:
-            raise CheckpointError(
-                f"{folder} has {stored} text layers; reading hidden state {self.hidden_state_index} needs {kept}"
-            )
-        config.text_config.num_hidden_layers = kept
-        return config
+def prefix_config(folder: Path, hidden_state_index: int) -> Any:
+    """The stored configuration, cut to the text layers that the hidden state needs."""
+    from transformers import Qwen3VLConfig
 
-    def _check_report(self, folder: Path, report: Mapping[str, Any]) -> None:
-        for key in sorted(report["missing_keys"]):
-            raise CheckpointError(f"{folder} lacks the tensor {key}; download the text encoder again")
-        for key, stored, wanted in sorted(report["mismatched_keys"]):
-            raise CheckpointError(f"{folder} stores {key} as {list(stored)}, config.json asks for {list(wanted)}")
-        for key in sorted(report["unexpected_keys"]):
-            layer = _LAYER.search(key)
-            if layer is None or int(layer[1]) < layers_kept(self.hidden_state_index):
-                raise CheckpointError(f"{folder} holds the tensor {key}, which is none of Qwen3-VL's")
+    config: Any = Qwen3VLConfig.from_pretrained(folder, local_files_only=True)
+    kept, stored = layers_kept(hidden_state_index), config.text_config.num_hidden_layers
+    if stored < kept:
+        raise CheckpointError(
+            f"{folder} has {stored} text layers; reading hidden state {hidden_state_index} needs {kept}"
+        )
+    config.text_config.num_hidden_layers = kept
+    return config
+
+
+def check_loaded(folder: Path, report: Mapping[str, Any], hidden_state_index: int) -> None:
+    """`CheckpointError` for a missing, misshapen or unknown tensor; layers beyond the prefix may be there."""
+    for key in sorted(report["missing_keys"]):
+        raise CheckpointError(f"{folder} lacks the tensor {key}; download the text encoder again")
+    for key, stored, wanted in sorted(report["mismatched_keys"]):
+        raise CheckpointError(f"{folder} stores {key} as {list(stored)}, config.json asks for {list(wanted)}")
+    for key in sorted(report["unexpected_keys"]):
+        layer = _LAYER.search(key)
+        if layer is None or int(layer[1]) < layers_kept(hidden_state_index):
+            raise CheckpointError(f"{folder} holds the tensor {key}, which is none of Qwen3-VL's")
 
 
 def _check_files(folder: Path) -> None:

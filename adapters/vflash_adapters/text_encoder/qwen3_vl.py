@@ -14,6 +14,7 @@ from attrs import define, field, frozen, validators
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_adapters.text_encoder.prefix import check_on_cpu, cut_to_prefix, place
 from vflash_adapters.text_encoder.presentation import EncoderInputs, Presenter
+from vflash_adapters.text_encoder.qwen3_vl_fp8 import stored_loader
 from vflash_ports.errors import CheckpointError, ClosedError, NonFiniteError, VflashError
 from vflash_ports.text_encoder import Part, TextConditioning, TextEncoderLoader
 
@@ -26,7 +27,8 @@ class Qwen3VLProvider:
     """Opens the encoder that conditions on hidden state `hidden_state_index` (50 in the release).
 
     `loader` is trusted code that returns the whole model or any prefix of at least `hidden_state_index + 1` layers on
-    the CPU; by default `OfflineLoader`. Its own exceptions arrive as `CheckpointError`, naming it.
+    the CPU; by default `OfflineLoader`, or `Fp8TextEncoderLoader` where the folder stores FP8. Its own exceptions
+    arrive as `CheckpointError`, naming it.
     """
 
     hidden_state_index: int = field(validator=validators.ge(1))
@@ -57,7 +59,7 @@ class Qwen3VLProvider:
     def _call_loader(self, model_dir: Path) -> Qwen3VLForConditionalGeneration:
         from transformers import Qwen3VLForConditionalGeneration
 
-        loader = self.loader or OfflineLoader(hidden_state_index=self.hidden_state_index)
+        loader = self.loader or stored_loader(model_dir, self.hidden_state_index)
         try:
             model = loader(model_dir)
         except VflashError:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate, inspect, plan, sidecar, verify
+from vflash.cli import decode, demo, doctor, generate, inspect, plan, quantize, sidecar, verify
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -24,6 +24,7 @@ app.command("inspect")(inspect.inspect)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
+app.command("quantize")(quantize.quantize)
 app.add_typer(sidecar.app, name="sidecar")
 
 

@@ -56,8 +56,9 @@ def run_block(
 ) -> torch.Tensor:
     """x [S, C] -> [S, C] in x's storage; `table` [roles, 6, C]. QKV and attention tensors die before the FFN."""
     shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(1)
-    x = _attention(weights, run, x, shift_a, scale_a, gate_a, block=block, evaluation=evaluation)
-    return _feed_forward(weights, run, x, shift_f, scale_f, gate_f, block=block, evaluation=evaluation)
+    _attention(weights, run, x, shift_a, scale_a, gate_a, block=block, evaluation=evaluation)
+    _feed_forward(weights, run, x, shift_f, scale_f, gate_f, block=block, evaluation=evaluation)
+    return x
 
 
 def _attention(
@@ -70,7 +71,8 @@ def _attention(
     *,
     block: int,
     evaluation: int,
-) -> torch.Tensor:
+) -> None:
+    """Projections in chunks of rows: beside x, only q, k, v and what attention itself allocates are ever whole."""
     phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
     qkv = x.new_empty(x.shape[0], 3 * run.heads * weights.norm_q.shape[0])
     for part in run.chunks():
@@ -87,14 +89,15 @@ def _attention(
         )
     del qkv
     with phase("attention", **at):
-        mixed = run.attend(q, k, v, block=block, evaluation=evaluation)
+        mixed = run.attend(q, k, v, block=block, evaluation=evaluation).flatten(1)
     del q, k, v
-    with phase("attention_output", **at):
-        with phase("attention_output.projection", **at):
-            update = weights.out(mixed.flatten(1))
-        del mixed
-        with phase("attention_output.gate_residual", **at):
-            return run.kernels.gate_residual(x, update, gate, run.roles)
+    for part in run.chunks():
+        with phase("attention_output", **at):
+            with phase("attention_output.projection", **at):
+                update = weights.out(mixed[part])
+            with phase("attention_output.gate_residual", **at):
+                run.kernels.gate_residual(x[part], update, gate, run.roles[part])
+                del update
 
 
 def _feed_forward(
@@ -107,7 +110,7 @@ def _feed_forward(
     *,
     block: int,
     evaluation: int,
-) -> torch.Tensor:
+) -> None:
     """Each chunk of rows through the whole FFN, so that no [rows, 2 * FFN] activation is ever whole in memory."""
     phase, at = run.observer.phase, {"evaluation": evaluation, "block": block}
     for part in run.chunks():
@@ -130,4 +133,3 @@ def _feed_forward(
             with phase("ffn_output.gate_residual", **at):
                 run.kernels.gate_residual(x_part, update, gate, roles)
                 del update
-    return x

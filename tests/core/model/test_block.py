@@ -82,7 +82,7 @@ def weights(seen: list[weakref.ref[torch.Tensor]], at_ffn: Callable[[], None] = 
 
 
 def test_attention_tensors_are_dead_before_the_ffn() -> None:
-    """QKV, the normalised input, the attention output and its projection hold no memory when the FFN begins."""
+    """The normalised input, the attention output, QKV and the projected update hold no memory when the FFN begins."""
     seen: list[weakref.ref[torch.Tensor]] = []
     alive_at_ffn: list[int] = []
     bound = weights(seen, lambda: alive_at_ffn.append(sum(ref() is not None for ref in seen)))
