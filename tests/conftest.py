@@ -29,6 +29,7 @@ _load("oracle", Path(__file__).parent / "golden" / "oracle.py")
 _load("exports", Path(__file__).parent / "exports.py")
 _load("written_media", Path(__file__).parent / "golden" / "written_media.py")
 _load("recording", Path(__file__).parent / "recording.py")
+_load("fakes", Path(__file__).parent / "fakes.py")
 
 
 @pytest.fixture(scope="session")
