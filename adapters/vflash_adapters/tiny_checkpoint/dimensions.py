@@ -13,8 +13,14 @@ from typing import Any
 
 from attrs import frozen
 
+from vflash_adapters.tiny_checkpoint.tokenizer import CORPUS, MERGES
+
 VIDEO_LATENT_CHANNELS = 24
 AUDIO_LATENT_CHANNELS = 32
+
+
+# Canvas rules small enough for a CPU: the release has 768, 768 * 1344 and 2048.
+CANVAS = {"canvas_short_edge": 64, "canvas_max_pixels": 8192, "reference_image_short_edge": 64}
 
 
 class Variant(StrEnum):
@@ -27,7 +33,8 @@ class Dimensions:
     """Config values of each component, by the names of its own config.json.
 
     `text` and `vision` belong to the Qwen3-VL encoder; `picture` and `video` are the pixel budgets (smallest, largest)
-    of its processors; `shards` is how many weight files the large components are cut into.
+    of its processors; `shards` is how many weight files the large components are cut into. `canvas` goes into the model
+    index; the tokenizer learns `merges` from `corpus`.
     """
 
     transformer: Mapping[str, Any]
@@ -38,6 +45,9 @@ class Dimensions:
     picture: tuple[int, int]
     video: tuple[int, int]
     shards: Mapping[str, int]
+    canvas: Mapping[str, int] = CANVAS
+    corpus: tuple[str, ...] = CORPUS
+    merges: int = MERGES
 
 
 def dimensions_of(variant: Variant) -> Dimensions:

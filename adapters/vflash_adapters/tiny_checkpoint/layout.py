@@ -36,9 +36,6 @@ _COMPONENTS = {
 }
 _SHIFTS = {"scheduler": 12.0, "audio_scheduler": 3.0}
 
-# Canvas rules small enough for a CPU: the release has 768, 768 * 1344 and 2048.
-_CANVAS = {"canvas_short_edge": 64, "canvas_max_pixels": 8192, "reference_image_short_edge": 64}
-
 
 def write_tiny_checkpoint(
     output: Path,
@@ -55,8 +52,8 @@ def write_tiny_checkpoint(
         raise ContractError(f"{output} exists and is not an empty folder; name a new folder for the checkpoint")
     sizes = dimensions if isinstance(dimensions, Dimensions) else dimensions_of(dimensions)
     output.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(output / "tokenizer")
-    write_tokenizer(output / "processor")
+    ids = write_tokenizer(output / "tokenizer", sizes.corpus, sizes.merges)
+    write_tokenizer(output / "processor", sizes.corpus, sizes.merges)
     _write_processors(output / "processor", sizes)
     _write_text_encoder(output / "text_encoder", sizes, ids, dtype, seed)
     for name in ("transformer", "transformer_ref"):
@@ -65,7 +62,7 @@ def write_tiny_checkpoint(
     for name, shift in _SHIFTS.items():
         _write_json(output / name / "scheduler_config.json", _diffusers_config(name, {"shift": shift}))
     for index in ("model_index.json", "modular_model_index.json"):
-        _write_json(output / index, _model_index())
+        _write_json(output / index, _model_index(sizes))
 
 
 def _write_transformer(folder: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
@@ -173,7 +170,7 @@ def _diffusers_config(component: str, config: Mapping[str, Any]) -> dict[str, An
     return {"_class_name": _COMPONENTS[component][1], "_diffusers_version": _DIFFUSERS_VERSION, **config}
 
 
-def _model_index() -> dict[str, Any]:
+def _model_index(sizes: Dimensions) -> dict[str, Any]:
     index: dict[str, Any] = {
         "_blocks_class_name": "MiniMaxH3Blocks",
         "_class_name": "MiniMaxH3ModularPipeline",
@@ -188,7 +185,7 @@ def _model_index() -> dict[str, Any]:
             "variant": None,
         }
         index[name] = [library, class_name, spec]
-    return {**index, **_CANVAS}
+    return {**index, **sizes.canvas}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_MERGES = 320
+MERGES = 320
 
 # In the released order: an id is a position.
 _QWEN_SPECIAL = (
@@ -24,7 +24,7 @@ _H3_SPECIAL = (
     *("<|lyrics_start|>", "<|lyrics_end|>", "<|caption_start|>", "<|caption_end|>"),
 )
 
-_CORPUS = (
+CORPUS = (
     "A red fox runs through the snow at dawn while soft music plays and the wind moves the trees.",
     "The camera pans slowly from left to right over the city, then the person in <Picture 1> walks to the window.",
     "Waves break on the beach; gulls call; a child laughs and the sound of the sea fills the room.",
@@ -35,11 +35,11 @@ _CORPUS = (
 )
 
 
-def write_tokenizer(folder: Path) -> Mapping[str, int]:
+def write_tokenizer(folder: Path, corpus: Sequence[str] = CORPUS, merges: int = MERGES) -> Mapping[str, int]:
     """Write tokenizer.json, vocab.json, merges.txt and tokenizer_config.json; return token -> id, specials included."""
     from tokenizers import AddedToken
 
-    tokenizer = _trained()
+    tokenizer = _trained(corpus, merges)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _QWEN_SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _QWEN_PLAIN])
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_tokenizer(folder: Path) -> Mapping[str, int]:
     return ids | {token: len(ids) + place for place, token in enumerate(_H3_SPECIAL)}
 
 
-def _trained():  # type: ignore[no-untyped-def]
+def _trained(corpus: Sequence[str], merges: int):  # type: ignore[no-untyped-def]
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
     from tokenizers.models import BPE
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -63,9 +63,9 @@ def _trained():  # type: ignore[no-untyped-def]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + _MERGES, initial_alphabet=alphabet, show_progress=False, min_frequency=1
+        vocab_size=len(alphabet) + merges, initial_alphabet=alphabet, show_progress=False, min_frequency=1
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 

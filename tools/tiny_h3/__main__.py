@@ -1,0 +1,49 @@
+"""`PYTHONPATH=src:ports:adapters:tools python -m tiny_h3 all --folder RUN --seconds 520`: train, or one part of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
+from tiny_h3.run import RunPlan, run
+from tiny_h3.sizes import FULL, TOY
+from tiny_h3.stage import Budget
+from tiny_h3.video_vae import VideoVaeJob, train_video_vae
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tiny_h3", description=__doc__)
+    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae"))
+    parser.add_argument("--folder", type=Path, required=True, help="states, logs and sheets; a run goes on from it")
+    parser.add_argument("--seconds", type=float, default=520.0)
+    parser.add_argument("--steps", type=int, default=None, help="at most this many steps a stage")
+    parser.add_argument("--toy", action="store_true", help="toy dimensions, for a smoke test")
+    parser.add_argument("--clips", type=int, default=48_000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--no-compile", action="store_true")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    sizes, budget = TOY if args.toy else FULL, Budget(seconds=args.seconds, steps=args.steps)
+    if args.stage == "video-vae":
+        train_video_vae(VideoVaeJob(sizes=sizes, folder=args.folder, budget=budget))
+    elif args.stage == "audio-vae":
+        train_audio_vae(AudioVaeJob(sizes=sizes, folder=args.folder, budget=budget))
+    else:
+        run(
+            RunPlan(
+                folder=args.folder,
+                seconds=args.seconds,
+                steps=args.steps,
+                toy=args.toy,
+                clips=args.clips,
+                batch=args.batch,
+                prompts=args.prompts,
+                compiled=not args.no_compile,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Sample the prompt set in batches, decode, and let the judge see and hear it, without a file in between."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from tiny_h3.pool import Encoders
+from tiny_h3.prompts import Prompt, pictures, prompt_set
+from tiny_h3.sampler import Rows, sample
+from tiny_h3.sizes import LATENT_CHANNELS, PATCH
+from tiny_h3.tasks import LATENT_FRAMES, Laying, Noise, Task
+from tiny_h3.text import Presenter
+from tiny_h3.train_denoiser import Model
+from tiny_h3.world import AUDIO_LATENTS, FPS, SAMPLE_RATE_HZ, render_audio, render_video
+from vflash.model.patching import unpatchify
+from vflash_adapters.judge.reading import PlayedClip
+from vflash_adapters.judge.verdict import Verdict, judge, measure
+
+DELIVERED = 120
+_LARGEST_BATCH = 8
+
+
+@frozen(kw_only=True, eq=False)
+class Scores:
+    """Right answers and questions, by attribute."""
+
+    right: Counter[str] = field(factory=Counter)
+    asked: Counter[str] = field(factory=Counter)
+
+    def add(self, verdict: Verdict) -> None:
+        for attribute in verdict.attributes:
+            self.asked[attribute.name] += 1
+            self.right[attribute.name] += attribute.right
+
+    def shares(self) -> dict[str, float]:
+        total = sum(self.right.values()) / max(1, sum(self.asked.values()))
+        return {"all": total, **{name: self.right[name] / asked for name, asked in sorted(self.asked.items())}}
+
+
+@frozen(kw_only=True, eq=False)
+class Sampled:
+    """One prompt's clip as it would be delivered, before any encoding."""
+
+    prompt: Prompt
+    clip: PlayedClip
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model,
+    encoders: Encoders,
+    presenter: Presenter,
+    task: Task,
+    *,
+    evaluations: int,
+    canvas: tuple[int, int] = (96, 128),
+    count: int = 64,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+    workers: Executor | None = None,
+) -> tuple[Scores, list[Sampled]]:
+    """Scores over the fixed prompts, and the clips themselves. `workers` judge beside each other."""
+    device = next(iter(model.parameters.values())).device
+    laying = Laying(presenter, model.facts, device, model.denoiser.dtype)
+    made: list[Sampled] = []
+    for group in _by_length(prompt_set(task, count), presenter):
+        rows = _sample_group(model, encoders, laying, group, canvas, evaluations, parameters)
+        made += _decode(encoders, rows, [prompt for prompt, _ in group], canvas)
+    scores = Scores()
+    spread = map if workers is None else workers.map
+    for verdict in spread(partial(verdict_of, canvas=canvas), made):
+        scores.add(verdict)
+    return scores, made
+
+
+def reconstruct(encoders: Encoders, count: int, canvas: tuple[int, int]) -> Scores:
+    """The judge on clips that only went through both VAEs and back: what the denoiser cannot beat."""
+    scores = Scores()
+    device = encoders.video_mean.device
+    for prompt in prompt_set(Task.T2VA, count):
+        scene = prompt.scene.to(device)
+        with torch.no_grad():
+            rows = Rows(
+                video=encoders.video_rows(render_video(scene, *canvas)),
+                audio=encoders.audio_rows(render_audio(scene, aspect=canvas)),
+            )
+            (item,) = _decode(encoders, rows, [prompt], canvas)
+        scores.add(judge(measure(item.clip), prompt.expected))
+    return scores
+
+
+def _by_length(prompts: list[Prompt], presenter: Presenter) -> list[list[tuple[Prompt, list[int]]]]:
+    ids = presenter.prompts([prompt.caption for prompt in prompts])
+    groups: dict[int, list[tuple[Prompt, list[int]]]] = defaultdict(list)
+    for prompt, tokens in zip(prompts, ids, strict=True):
+        groups[len(tokens)].append((prompt, tokens))
+    return [rows[i : i + _LARGEST_BATCH] for rows in groups.values() for i in range(0, len(rows), _LARGEST_BATCH)]
+
+
+def _sample_group(
+    model: Model,
+    encoders: Encoders,
+    laying: Laying,
+    group: list[tuple[Prompt, list[int]]],
+    canvas: tuple[int, int],
+    evaluations: int,
+    parameters: Mapping[str, torch.Tensor] | None,
+) -> Rows:
+    device, count = laying.device, len(group)
+    given: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for prompt, _ in group:
+        for name, picture in pictures(prompt, *canvas).items():
+            pixels = torch.from_numpy(picture).to(device).permute(2, 0, 1)[None, :, None].float() / 255.0
+            given[name].append(encoders.video_rows(pixels))
+    video_rows = LATENT_FRAMES * (canvas[0] // 32) * (canvas[1] // 32)
+    empty = {
+        "video": torch.zeros(count, video_rows, LATENT_CHANNELS * 4, device=device),
+        "audio": torch.zeros(count, 2 * AUDIO_LATENTS, encoders.audio_mean.numel(), device=device),
+    }
+    prompts = torch.tensor([tokens for _, tokens in group])
+    conditions = {name: torch.cat(parts) for name, parts in given.items()}
+    example = laying.assemble(
+        group[0][0].task, canvas, prompts, pictures=conditions, video=empty["video"], audio=empty["audio"]
+    )
+    noise = _own_noise(empty, [prompt.number for prompt, _ in group])
+    return sample(model, example, noise, evaluations, parameters)
+
+
+def _own_noise(empty: Mapping[str, torch.Tensor], numbers: list[int]) -> Noise:
+    """Each prompt's noise depends on its number alone, so configurations differ in nothing else."""
+    drawn: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for number in numbers:
+        generator = torch.Generator().manual_seed(number)
+        for name in ("video", "audio"):
+            drawn[name].append(torch.randn(empty[name].shape[1:], generator=generator))
+    return Noise(**{name: torch.stack(parts).to(empty[name].device) for name, parts in drawn.items()})
+
+
+def _decode(encoders: Encoders, rows: Rows, prompts: list[Prompt], canvas: tuple[int, int]) -> list[Sampled]:
+    made = []
+    for index, prompt in enumerate(prompts):
+        latents = unpatchify(
+            rows.video[index],
+            PATCH,
+            channels=LATENT_CHANNELS,
+            frames=LATENT_FRAMES,
+            height=canvas[0] // 16,
+            width=canvas[1] // 16,
+        )
+        frames = encoders.decode_video(latents)[0, :, :DELIVERED]
+        wave = encoders.decode_audio(rows.audio[index])[:, : DELIVERED * SAMPLE_RATE_HZ // FPS]
+        pixels: NDArray[np.uint8] = (frames * 255).round().to(torch.uint8).permute(1, 2, 3, 0).cpu().numpy()
+        clip = PlayedClip(frames=pixels, fps=FPS, waveform=wave.cpu().numpy(), sample_rate_hz=SAMPLE_RATE_HZ)
+        made.append(Sampled(prompt=prompt, clip=clip))
+    return made
+
+
+def verdict_of(item: Sampled, canvas: tuple[int, int]) -> Verdict:
+    given: dict[str, Any] = pictures(item.prompt, *canvas)
+    return judge(measure(item.clip), item.prompt.expected, first_frame=given.get("first"), last_frame=given.get("last"))

@@ -1,0 +1,282 @@
+"""The whole training in one go, each stage ending at its share of the time, each going on from what is there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
+from tiny_h3.evaluate import evaluate, reconstruct
+from tiny_h3.pool import Encoders, Pool, PoolPlan, fill_pools, open_encoders
+from tiny_h3.sheet import write_sheet
+from tiny_h3.sizes import FULL, TOY
+from tiny_h3.stage import Budget, Log, pick_device
+from tiny_h3.tasks import Laying, Task
+from tiny_h3.text import MERGES, Presenter, corpus, load_presenter
+from tiny_h3.train_denoiser import (
+    JOINT,
+    KEYFRAMES_ONLY,
+    REFERENCE_PARTS,
+    REFERENCES_ONLY,
+    DenoiserJob,
+    Model,
+    flow_loss,
+    open_model,
+    train_denoiser,
+)
+from tiny_h3.turbo import EVALUATIONS, TurboJob, load_adapter, merged, train_turbo
+from tiny_h3.veda import VedaJob, train_veda
+from tiny_h3.video_vae import VideoVaeJob, train_video_vae
+from vflash_adapters.tiny_checkpoint import Dimensions
+from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
+
+ENDS = {"vae": 0.23, "pools": 0.29, "denoiser": 0.80, "reference": 0.85, "turbo": 0.93, "veda": 0.95}
+"""When each stage ends, as a share of the whole time; sampling and judging have the rest."""
+ENDS_WITH_VAE = {"vae": 0.03, "pools": 0.10, **{k: v for k, v in ENDS.items() if k not in ("vae", "pools")}}
+CANVASES = ((96, 128), (96, 96), (128, 96), (64, 64))
+CANVAS_SHARES = (0.6, 0.15, 0.15, 0.1)
+
+
+@frozen(kw_only=True)
+class RunPlan:
+    """`steps` limits every stage (a smoke test); `seconds` is the whole run's time. `toy` uses the toy dimensions."""
+
+    folder: Path
+    seconds: float
+    steps: int | None = None
+    toy: bool = False
+    clips: int = 48_000
+    batch: int = 64
+    prompts: int = 64
+    compiled: bool = True
+    audio_beside: bool = True
+    canvases: tuple[tuple[int, int], ...] = CANVASES
+
+    @property
+    def sizes(self) -> Dimensions:
+        return TOY if self.toy else FULL
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+
+@define(kw_only=True)
+class _Clock:
+    plan: RunPlan
+    ends: dict[str, float]
+    begin: float = field(factory=time.perf_counter)
+
+    def budget(self, stage: str) -> Budget:
+        left = self.ends[stage] * self.plan.seconds - (time.perf_counter() - self.begin)
+        return Budget(seconds=max(left, 1.0), steps=self.plan.steps)
+
+
+def run(plan: RunPlan) -> None:
+    """Every stage. One that fails is reported and what does not need it goes on."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    log = Log(path=plan.path("log.jsonl"), stage="run")
+    device = pick_device()
+    trained = plan.path("vae.safetensors").exists() and plan.path("audio_vae.safetensors").exists()
+    clock = _Clock(plan=plan, ends=dict(ENDS_WITH_VAE if trained else ENDS))
+    presenter = open_presenter(plan.folder)
+    if not trained:
+        _train_vaes(plan, clock, log)
+    encoders = open_encoders(plan.sizes, plan.folder, device)
+    log.write(reconstruction=reconstruct(encoders, min(16, plan.prompts), plan.canvases[0]).shares())
+    pools = _pools(plan, clock, encoders, presenter, device, log)
+    compiled = plan.compiled and device.type == "cuda" and _compiles(plan, pools, presenter, device, log)
+    _train_denoisers(plan, clock, pools, presenter, device, compiled=compiled)
+    for name, stage in (
+        ("turbo", lambda: train_turbo(_turbo_job(plan, clock), pools, presenter, device)),
+        ("veda", lambda: train_veda(_veda_job(plan, clock), pools, presenter, device)),
+        ("evaluate", lambda: _evaluate(plan, encoders, presenter, device, log)),
+    ):
+        _guarded(name, stage, log)
+
+
+def open_presenter(folder: Path) -> Presenter:
+    """The run's tokenizer, learnt at the first run."""
+    file = folder / "tokenizer" / "tokenizer.json"
+    if not file.exists():
+        write_tokenizer(file.parent, corpus(), MERGES)
+    return load_presenter(file)
+
+
+def _train_vaes(plan: RunPlan, clock: _Clock, log: Log) -> None:
+    """The audio VAE in a process of its own beside the video VAE: neither fills the device alone."""
+    budget = clock.budget("vae")
+    audio = AudioVaeJob(sizes=plan.sizes, folder=plan.folder, budget=budget, **_small_audio(plan))
+    video = VideoVaeJob(sizes=plan.sizes, folder=plan.folder, budget=budget, **_small_video(plan))
+    if not plan.audio_beside:
+        train_audio_vae(audio)
+        train_video_vae(video)
+        return
+    command = [sys.executable, "-m", "tiny_h3", "audio-vae", "--folder", str(plan.folder)]
+    command += ["--seconds", str((budget.seconds or 60.0) - 8.0)]  # its own start-up takes about this long
+    beside = subprocess.Popen(command)
+    train_video_vae(video)
+    if beside.wait(timeout=120) != 0:
+        raise RuntimeError("the audio VAE's process failed; its traceback is above")
+    log.write(done="vaes")
+
+
+def _small_video(plan: RunPlan) -> dict[str, Any]:
+    return {"batch": 1, "canvases": ((32, 32),), "statistics_clips": 1} if plan.toy else {}
+
+
+def _small_audio(plan: RunPlan) -> dict[str, Any]:
+    return {"batch": 1, "latents": 12, "statistics_clips": 1} if plan.toy else {}
+
+
+def _pools(
+    plan: RunPlan, clock: _Clock, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log
+) -> list[Pool]:
+    wanted = PoolPlan(
+        canvases=plan.canvases,
+        shares=CANVAS_SHARES[: len(plan.canvases)],
+        clips=plan.clips,
+        seconds=clock.budget("pools").seconds or 60.0,
+        chunk=1 if plan.toy else 32,
+    )
+    begin = time.perf_counter()
+    pools = fill_pools(wanted, encoders, presenter, device)
+    log.write(done="pools", clips=[pool.count for pool in pools], seconds=time.perf_counter() - begin)
+    return pools
+
+
+def _compiles(plan: RunPlan, pools: list[Pool], presenter: Presenter, device: torch.device, log: Log) -> bool:
+    """Whether the compiled block works here; a run must not be lost to a compiler."""
+    begin = time.perf_counter()
+    try:
+        model, _ = open_model(plan.sizes, presenter, None, device, compiled=True)
+        laying = Laying(presenter, model.facts, device, model.denoiser.dtype)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            loss, _parts = flow_loss(model, laying.example(pools[0], Task.T2VA, plan.batch, generator))
+            loss.backward()
+        torch.cuda.synchronize()
+    except Exception:
+        log.write(compiled=False, error=traceback.format_exc(limit=3)[-600:])
+        return False
+    log.write(compiled=True, seconds=time.perf_counter() - begin)
+    return True
+
+
+def _train_denoisers(
+    plan: RunPlan, clock: _Clock, pools: list[Pool], presenter: Presenter, device: torch.device, *, compiled: bool
+) -> None:
+    """All modes together; then a copy that learns references alone, with most of its tensors shared."""
+    base, log = plan.path("transformer.safetensors"), plan.path("log.jsonl")
+    plan.path("transformer_ref.safetensors").unlink(missing_ok=True)  # its shared tensors are about to change
+    for stage, state, mixture, start, rate in (
+        ("denoiser", base, JOINT, None, 1.0),
+        ("reference", plan.path("transformer_ref.safetensors"), REFERENCES_ONLY, base, 0.3),
+    ):
+        job = DenoiserJob(
+            sizes=plan.sizes,
+            state=state,
+            log=log,
+            stage=stage,
+            budget=clock.budget(stage),
+            mixture=mixture,
+            start=start,
+            only=("",) if start is None else REFERENCE_PARTS,
+            batch=plan.batch,
+            rate=rate,
+            compiled=compiled,
+        )
+        train_denoiser(job, pools, presenter, device)
+
+
+def _turbo_job(plan: RunPlan, clock: _Clock) -> TurboJob:
+    return TurboJob(
+        sizes=plan.sizes,
+        denoiser=plan.path("transformer.safetensors"),
+        adapter=plan.path("turbo.safetensors"),
+        log=plan.path("log.jsonl"),
+        budget=clock.budget("turbo"),
+        batch=plan.batch,
+        compiled=False,  # its frozen teacher would be compiled once more
+    )
+
+
+def _veda_job(plan: RunPlan, clock: _Clock) -> VedaJob:
+    return VedaJob(
+        sizes=plan.sizes,
+        denoiser=plan.path("transformer.safetensors"),
+        predictor=plan.path("veda.safetensors"),
+        log=plan.path("log.jsonl"),
+        budget=clock.budget("veda"),
+        batch=max(1, plan.batch // 8),
+    )
+
+
+def _evaluate(plan: RunPlan, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log) -> None:
+    """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
+    results: dict[str, dict[str, float]] = {}
+    with _judges(device) as workers:
+        for label, task, evaluations, model, parameters in _runs(plan, presenter, device):
+            scores, made = evaluate(
+                model,
+                encoders,
+                presenter,
+                task,
+                evaluations=evaluations,
+                canvas=plan.canvases[0],
+                count=plan.prompts,
+                parameters=parameters,
+                workers=workers,
+            )
+            results[label] = scores.shares()
+            log.write(judged=label, **results[label])
+            write_sheet(made, plan.path(f"sheet-{label}.png"))
+            plan.path("judged.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+Run = tuple[str, Task, int, Model, "Mapping[str, torch.Tensor] | None"]
+
+
+def _runs(plan: RunPlan, presenter: Presenter, device: torch.device) -> Iterator[Run]:
+    for name, tasks in (("transformer", list(KEYFRAMES_ONLY)), ("transformer_ref", [Task.REF2VA])):
+        model, _ = open_model(plan.sizes, presenter, plan.path(f"{name}.safetensors"), device, compiled=False)
+        for task in tasks:
+            yield f"{task}-16", task, 16, model, None
+        adapter = plan.path("turbo.safetensors")
+        if name == "transformer" and adapter.exists():
+            factors = {key: value.to(device) for key, value in load_adapter(adapter).items()}
+            turbo = merged(model, factors, next(iter(factors.values())).shape[0])
+            for task in tasks:
+                yield f"{task}-turbo{EVALUATIONS}", task, EVALUATIONS, model, turbo
+
+
+@contextmanager
+def _judges(device: torch.device) -> Iterator[Executor | None]:
+    """Judging is CPU work: beside a GPU it runs in processes of its own."""
+    if device.type != "cuda":
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        max_workers=12, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        yield pool
+
+
+def _guarded(name: str, stage: Callable[[], None], log: Log) -> None:
+    try:
+        stage()
+    except Exception:
+        # The stages before have saved their work; a later one must not cost it.
+        log.write(failed=name, error=traceback.format_exc()[-1500:])
