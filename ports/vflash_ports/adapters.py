@@ -57,11 +57,14 @@ class Adapter:
 
 
 class AdapterLoader(Protocol):
-    """Normalises an adapter file of any known family."""
+    """Normalises an adapter file of any known family.
 
-    def __call__(self, path: Path, base: Mapping[str, TensorSpec], *, component: str) -> Adapter:
-        """`base`: the canonical specs of the checkpoint component named `component` that will be adapted.
+    `base`: the canonical specs of the checkpoint component named `component` that will be adapted. Both methods raise
+    `CheckpointError` unless every tensor of the file is used and every target exists with fitting shapes.
+    """
 
-        Raises `CheckpointError` unless every tensor of the file is used and every target exists with fitting shapes.
-        """
+    def inspect(self, path: Path, base: Mapping[str, TensorSpec], *, component: str) -> AdapterReport:
+        """What `load` would do, from headers and alpha scalars alone."""
         ...
+
+    def load(self, path: Path, base: Mapping[str, TensorSpec], *, component: str) -> Adapter: ...

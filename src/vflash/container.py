@@ -18,6 +18,7 @@ from vflash.engine import Engine
 from vflash.model.load import LINEARS
 from vflash.model.transformer import Denoiser
 from vflash.settings import Lifetime, Settings
+from vflash.stages.adapter import ChosenAdapter
 from vflash.stages.backends import Backends
 from vflash.stages.foresee import Foresight
 from vflash.stages.inspect_checkpoint import report_checkpoint
@@ -46,6 +47,7 @@ from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights import maintenance
 from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
+from vflash_adapters.weights.lora.loader import LoraLoader
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.attention import Attention
@@ -90,6 +92,17 @@ def _memory_options(settings: Settings) -> MemoryOptions:
         placement=Placement.TOGETHER,
         keep=settings.model_lifetime is Lifetime.KEEP,
     )
+
+
+def _chosen_adapter(settings: Settings) -> ChosenAdapter | None:
+    if settings.adapter is None:
+        return None
+    loader = LoraLoader(
+        alpha=settings.adapter_alpha,
+        qkv_order=settings.adapter_qkv_order,
+        strength=1.0 if settings.adapter_strength is None else settings.adapter_strength,
+    )
+    return ChosenAdapter(path=settings.adapter, loader=loader, profile=settings.running_profile)
 
 
 def _facts_reader(model_dir: Path) -> Callable[[str], ModelFacts]:
@@ -168,6 +181,7 @@ class Container(containers.DeclarativeContainer):
         pipe=providers.Singleton(FfmpegPipeSink, encoding=encoding),
     )
 
+    adapter: Provider[ChosenAdapter | None] = providers.Singleton(_chosen_adapter, settings)
     backends: Provider[Backends] = providers.Singleton(
         Backends,
         device=device,
@@ -179,6 +193,8 @@ class Container(containers.DeclarativeContainer):
         weights=checkpoint,
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
+        profile=settings.provided.running_profile,
+        adapter=adapter,
     )
     machine_memory: Provider[MachineReader] = providers.Singleton(
         MachineMemory,

@@ -90,10 +90,12 @@ class Engine:
         return sum(kept.open_seconds for kept in self._lifetimes())
 
     def prepare(self) -> None:
-        """Check every backend, then load what is kept between requests (the text and keyframe modes' denoiser)."""
+        """Check every backend, then load what is kept between requests (of the denoisers the profile's, else that of
+        text and keyframe modes)."""
         with self._gate.maintain():
-            folder = next(iter(self.denoisers))
+            folder = self._first_denoiser()
             self.backends.check(self.model_facts(folder))
+            self.backends.check_adapter(self.model_dir / folder)
             for kept in (self.encoder, self.codec, self.denoisers[folder]):
                 if kept.keep:
                     kept.open()
@@ -102,7 +104,9 @@ class Engine:
         """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing."""
         check_request(request)
         facts = self.model_facts(denoiser_folder(request.mode))
-        return self.foresight.plan(request, gather(request, facts, self.reader), facts, compare=True)
+        return self.foresight.plan(
+            request, gather(request, facts, self.reader, self.backends.profile), facts, compare=True
+        )
 
     def generate(
         self,
@@ -119,10 +123,12 @@ class Engine:
             clock, watch = self._clock(number), RequestWatch(progress, device=self.backends.device, phases=recorder)
             outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
             outputs.check(self.sink, self.latent_store)
-            facts = self.model_facts(denoiser_folder(request.mode))
+            folder = denoiser_folder(request.mode)
+            facts = self.model_facts(folder)
             self.backends.check(facts)
+            self.backends.check_adapter(self.model_dir / folder)
             with watch.stage("input_preparation"):
-                gathered = gather(request, facts, self.reader)
+                gathered = gather(request, facts, self.reader, self.backends.profile)
                 foreseen = self.foresight.plan(request, gathered, facts)
                 foreseen.require_fit()
             with self._execution(watch):
@@ -177,8 +183,8 @@ class Engine:
                 kept.open()
             with kept.use() as denoiser:
                 latents, attention = denoise(gathered.plan, conditioning, denoiser, self.backends.attention, watch)
-                memory = denoiser.memory()
-        return latents, self.backends.receipt(attention, memory)
+                memory, adapter = denoiser.memory(), denoiser.adapter
+        return latents, self.backends.receipt(attention, memory, adapter)
 
     def _encode(self, prompt: str, gathered: Gathered, facts: ModelFacts, watch: RequestWatch) -> Conditioning:
         total = 1 + len(gathered.inputs)
@@ -259,6 +265,10 @@ class Engine:
 
     def _clock(self, number: int) -> RequestClock:
         return RequestClock(number=number, start=time.perf_counter(), initialization_before=self.initialization_seconds)
+
+    def _first_denoiser(self) -> str:
+        profile = self.backends.profile
+        return next(iter(self.denoisers)) if profile is None else profile.component
 
     def _lifetimes(self) -> tuple[Kept[Any], ...]:
         return (self.encoder, self.codec, *self.denoisers.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from attrs.converters import optional
 from attrs.validators import optional as maybe
 
 from vflash.domain.fields import Choice, errors_name_their_field, to_bool, to_path, whole_number
+from vflash.domain.profiles import Profile, choose_profile
 from vflash_ports.errors import ContractError
 
 
@@ -105,6 +107,27 @@ def _device(value: Any) -> str:
     return value
 
 
+def _alpha(value: Any) -> float | str:
+    """A positive number, or "rank": each module's own rank."""
+    if value == "rank":
+        return "rank"
+    return _positive(value, 'a positive number, or "rank"')
+
+
+def _strength(value: Any) -> float:
+    return _positive(value, "a positive number")
+
+
+def _positive(value: Any, wanted: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ContractError(f"must be {wanted}, got {value!r}")
+    return number
+
+
 def _read_workers(_: Any, attribute: Attribute[int], value: Any) -> None:
     if type(value) is not int or value not in (1, 2, 4, 8):
         raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {value!r}")
@@ -128,6 +151,11 @@ class Settings:
     weight_sidecar: Path | None = field(default=None, converter=optional(to_path))
     sidecar_merge: SidecarMerge = field(default=SidecarMerge.NUMBA, converter=SidecarMerge)
     qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
+    profile: str | None = None
+    adapter: Path | None = field(default=None, converter=optional(to_path))
+    adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))
+    adapter_strength: float | None = field(default=None, converter=optional(_strength))
+    adapter_qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     host_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
@@ -141,3 +169,12 @@ class Settings:
                 "weight_reading=sidecar and weight_sidecar=FOLDER go together: give both, or neither "
                 f"(got {self.weight_reading} and {self.weight_sidecar})"
             )
+        for name in ("adapter_alpha", "adapter_strength", "adapter_qkv_order"):
+            if self.adapter is None and getattr(self, name) is not None:
+                raise ContractError(f"{name} is given but no adapter; name its file as adapter, or drop the option")
+        choose_profile(self.profile, None if self.adapter is None else self.adapter.name)
+
+    @property
+    def running_profile(self) -> Profile | None:
+        """The profile named, or the one that a published adapter implies. Raises `ContractError` where they differ."""
+        return choose_profile(self.profile, None if self.adapter is None else self.adapter.name)

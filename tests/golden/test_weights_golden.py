@@ -203,7 +203,7 @@ def merged_latents(bench: Bench, canonical, delta: Delta, tmp_path_factory) -> d
 
 def load(folder: Path, path: Path, **options: object) -> Adapter:
     base = MmapWeights(folder / "transformer").specs()
-    return LoraLoader(**options)(path, base, component="transformer")  # type: ignore[arg-type]
+    return LoraLoader(**options).load(path, base, component="transformer")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,10 +29,17 @@ def generate(
     height: options.Height = None,
     duration: options.Duration = None,
     steps: options.Steps = None,
+    video_shift: options.VideoShift = None,
+    audio_shift: options.AudioShift = None,
     seed: options.Seed = None,
     save_latents: Annotated[
         Path | None, typer.Option(help="Keep the finished latents (safetensors).", rich_help_panel=options.REQUEST)
     ] = None,
+    profile: options.Profile = None,
+    adapter: options.Adapter = None,
+    adapter_alpha: options.AdapterAlpha = None,
+    adapter_strength: options.AdapterStrength = None,
+    adapter_qkv_order: options.AdapterQkvOrder = None,
     config: options.Config = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -65,11 +72,18 @@ def generate(
         height=height,
         duration_s=duration,
         steps=steps,
+        video_shift=video_shift,
+        audio_shift=audio_shift,
         seed=seed,
         save_latents=save_latents,
     )
     settings_table |= options.given(
         model_dir=model,
+        profile=profile,
+        adapter=adapter,
+        adapter_alpha=adapter_alpha,
+        adapter_strength=adapter_strength,
+        adapter_qkv_order=adapter_qkv_order,
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
@@ -105,7 +119,8 @@ def run(
     request = from_mapping(VideoRequest, "the request", request_table)
     settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
     check_inputs(request, output)
-    check_plan(request, read_model_facts(settings.model_dir, denoiser=denoiser_folder(request.mode)))
+    facts = read_model_facts(settings.model_dir, denoiser=denoiser_folder(request.mode))
+    check_plan(request, facts, settings.running_profile)
 
     from vflash.container import Container
 

@@ -82,6 +82,26 @@ QkvOrder = Annotated[
         help="Rows of fused QKV weights: interleaved (original) or grouped (ComfyUI)", rich_help_panel=BACKENDS
     ),
 ]
+ADAPTER = "Adapter"
+Profile = Annotated[
+    str | None, typer.Option(help="Evaluations, shifts and adapter that belong together.", rich_help_panel=ADAPTER)
+]
+Adapter = Annotated[Path | None, typer.Option(help="A LoRA file of any plain family.", rich_help_panel=ADAPTER)]
+AdapterAlpha = Annotated[
+    str | None, typer.Option(help="For files that do not say: a number, or rank", rich_help_panel=ADAPTER)
+]
+AdapterStrength = Annotated[
+    float | None, typer.Option(help="Multiplies alpha / rank  [default: 1]", rich_help_panel=ADAPTER)
+]
+AdapterQkvOrder = Annotated[
+    str | None, typer.Option(help="For files that do not say: interleaved or grouped", rich_help_panel=ADAPTER)
+]
+VideoShift = Annotated[
+    float | None, typer.Option(help="Flow shift of the video grid; profiles have theirs", rich_help_panel=REQUEST)
+]
+AudioShift = Annotated[
+    float | None, typer.Option(help="Flow shift of the audio grid; profiles have theirs", rich_help_panel=REQUEST)
+]
 MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
 MediaVideoThreads = Annotated[
     int | None, typer.Option(help="H.264 threads, 1 to 256; FFmpeg chooses without it", rich_help_panel=BACKENDS)

@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from vflash.domain.canvas import Canvas, canvas_for_aspect, check_canvas
 from vflash.domain.duration import FPS, ClipLength, clip_length
 from vflash.domain.model_facts import ModelFacts
+from vflash.domain.profiles import Profile, schedule_of
 from vflash.domain.request import Mode, VideoRequest
 from vflash.domain.schedule import Schedule
 from vflash_ports.errors import ContractError
@@ -41,8 +42,15 @@ class Plan:
         return self.length.model_frames / FPS
 
 
-def plan_request(request: VideoRequest, facts: ModelFacts, *, keyframe_size: tuple[int, int] | None = None) -> Plan:
-    """`keyframe_size` (width, height) of the first keyframe given decides the canvas where the request names none."""
+def plan_request(
+    request: VideoRequest,
+    facts: ModelFacts,
+    *,
+    keyframe_size: tuple[int, int] | None = None,
+    profile: Profile | None = None,
+) -> Plan:
+    """`keyframe_size` (width, height) of the first keyframe given decides the canvas where the request names none;
+    `profile` fixes evaluations and shifts."""
     canvas = _canvas(request, facts, keyframe_size)
     codec = facts.codec
     length = clip_length(request.duration_s, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
@@ -51,7 +59,14 @@ def plan_request(request: VideoRequest, facts: ModelFacts, *, keyframe_size: tup
         mode=request.mode,
         canvas=canvas,
         length=length,
-        schedule=Schedule(evaluations=request.steps, video_shift=facts.video_shift, audio_shift=facts.audio_shift),
+        schedule=schedule_of(
+            profile,
+            component=denoiser_folder(request.mode),
+            steps=request.steps,
+            video_shift=request.video_shift,
+            audio_shift=request.audio_shift,
+            defaults=(facts.video_shift, facts.audio_shift),
+        ),
         seed=request.seed,
         denoiser=denoiser_folder(request.mode),
         latent_height=canvas.height // codec.spatial_ratio,
@@ -61,10 +76,10 @@ def plan_request(request: VideoRequest, facts: ModelFacts, *, keyframe_size: tup
     )
 
 
-def check_plan(request: VideoRequest, facts: ModelFacts) -> None:
+def check_plan(request: VideoRequest, facts: ModelFacts, profile: Profile | None = None) -> None:
     """What can be refused before an input is opened: all of the plan, unless its canvas follows a keyframe."""
     if request.width is not None or not (request.first_frame or request.last_frame):
-        plan_request(request, facts)
+        plan_request(request, facts, profile=profile)
 
 
 def replan(plan: Plan, facts: ModelFacts, *, duration_s: int, canvas: Canvas) -> Plan:

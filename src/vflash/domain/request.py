@@ -14,7 +14,7 @@ from attrs.validators import optional as maybe
 
 from vflash.domain.duration import MAX_DURATION_S, MIN_DURATION_S
 from vflash.domain.fields import errors_name_their_field, to_path, whole_number
-from vflash.domain.schedule import MAX_EVALUATIONS
+from vflash.domain.schedule import MAX_EVALUATIONS, flow_shift
 from vflash_ports.errors import ContractError
 
 MAX_PROMPT_CHARS = 65_536
@@ -87,6 +87,7 @@ def _prompt(value: Any) -> str:
 class VideoRequest:
     """One clip. Sizes in pixels, `duration_s` in whole seconds, `steps` in model evaluations.
 
+    `steps` and the flow shifts left out are the profile's, else 50 and the checkpoint's own.
     Without `width` and `height` the canvas follows the first keyframe, else it is the model's own 16:9. The prompt is
     used verbatim and may name what was given as `<Picture 1>`, `<Video 1>`, `<Audio 1>`. Raises `ContractError`.
     """
@@ -98,7 +99,9 @@ class VideoRequest:
     width: int | None = field(default=None, validator=maybe(whole_number(1, 1 << 16)))
     height: int | None = field(default=None, validator=maybe(whole_number(1, 1 << 16)))
     duration_s: int = field(default=5, validator=whole_number(MIN_DURATION_S, MAX_DURATION_S))
-    steps: int = field(default=50, validator=whole_number(1, MAX_EVALUATIONS))
+    steps: int | None = field(default=None, validator=maybe(whole_number(1, MAX_EVALUATIONS)))
+    video_shift: float | None = field(default=None, converter=optional(flow_shift))
+    audio_shift: float | None = field(default=None, converter=optional(flow_shift))
     seed: int = field(default=0, validator=whole_number(0, 2**63 - 1))
     save_latents: Path | None = field(default=None, converter=optional(to_path))
 

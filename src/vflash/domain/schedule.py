@@ -16,7 +16,7 @@ CLEAN_TIMESTEP = 1.0
 """Reference sound is never noised."""
 
 
-def _shift(value: float) -> float:
+def flow_shift(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
         raise ContractError(f"a flow shift must be a positive number below 1000, got {value!r}")
     return float(value)
@@ -27,5 +27,5 @@ class Schedule:
     """`evaluations` forwards over sigma grids of evaluations + 1 points each; t = 1 - sigma, t = 1 is clean."""
 
     evaluations: int = field(validator=whole_number(1, MAX_EVALUATIONS, name="steps"))
-    video_shift: float = field(default=VIDEO_SHIFT, converter=_shift)
-    audio_shift: float = field(default=AUDIO_SHIFT, converter=_shift)
+    video_shift: float = field(default=VIDEO_SHIFT, converter=flow_shift)
+    audio_shift: float = field(default=AUDIO_SHIFT, converter=flow_shift)

@@ -10,8 +10,11 @@ import torch
 from attrs import asdict, frozen
 
 from vflash.domain.model_facts import DenoiserFacts, ModelFacts
+from vflash.domain.profiles import Profile
 from vflash.model.load import stack_bytes
 from vflash.model.transformer import Denoiser, open_denoiser
+from vflash.stages.adapter import ChosenAdapter, adapter_receipt
+from vflash_ports.adapters import AdapterReport
 from vflash_ports.attention import Attention, AttentionLayout, AttentionReport, Segment, SegmentKind
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.errors import UnsupportedError
@@ -31,6 +34,8 @@ class Backends:
     weights: WeightOpener
     weight_reading: str
     ffn_chunk_rows: int
+    profile: Profile | None = None
+    adapter: ChosenAdapter | None = None
 
     def check(self, facts: ModelFacts) -> None:
         """Raises `UnsupportedError`, with the cure, if any choice cannot run here."""
@@ -40,9 +45,15 @@ class Backends:
         self.residency.check(self.device, stack_bytes(facts.denoiser, self.linear, self.dtype))
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
+    def check_adapter(self, component: Path) -> None:
+        """Raises `CheckpointError` unless the adapter, if there is one, fits this component whole; headers only."""
+        if self.adapter is not None:
+            self.adapter.check(component.name, self.weights(component))
+
     def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
+        source = self.weights(component)
         return open_denoiser(
-            self.weights(component),
+            source,
             what=str(component),
             facts=facts,
             execution=self.linear,
@@ -51,10 +62,15 @@ class Backends:
             device=self.device,
             dtype=self.dtype,
             ffn_chunk_rows=self.ffn_chunk_rows,
+            adapter=None if self.adapter is None else self.adapter.load(component.name, source),
         )
 
-    def receipt(self, attention: AttentionReport, memory: ResidencyMemory) -> dict[str, Any]:
+    def receipt(
+        self, attention: AttentionReport, memory: ResidencyMemory, adapter: AdapterReport | None = None
+    ) -> dict[str, Any]:
         return {
+            "profile": None if self.profile is None else self.profile.name,
+            "adapter": adapter_receipt(adapter),
             "backends": {
                 "device": str(self.device),
                 "device_name": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",

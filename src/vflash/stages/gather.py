@@ -9,6 +9,7 @@ from attrs import frozen
 from vflash.domain.canvas import canvas_for_aspect, reference_picture_size
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import Plan, check_plan, plan_request
+from vflash.domain.profiles import Profile
 from vflash.domain.references import SampledFrames, sample_frames
 from vflash.domain.request import Reference, ReferenceKind, VideoRequest, check_labels
 from vflash_ports.media import PictureFit, ReferenceReader
@@ -59,16 +60,18 @@ class Gathered:
     inputs: tuple[Input, ...]
 
 
-def gather(request: VideoRequest, facts: ModelFacts, reader: ReferenceReader) -> Gathered:
+def gather(
+    request: VideoRequest, facts: ModelFacts, reader: ReferenceReader, profile: Profile | None = None
+) -> Gathered:
     """Raises `MediaError` for a file that cannot be used, `ContractError` for a plan that cannot be made."""
-    check_plan(request, facts)
+    check_plan(request, facts, profile)
     keyframes = [
         (reader.picture(path), last)
         for path, last in ((request.first_frame, False), (request.last_frame, True))
         if path is not None
     ]
     size = (keyframes[0][0].shape[1], keyframes[0][0].shape[0]) if keyframes else None
-    plan = plan_request(request, facts, keyframe_size=size)
+    plan = plan_request(request, facts, keyframe_size=size, profile=profile)
     inputs: list[Input] = [
         KeyframeInput(
             # The first keyframe given is stretched, a second one covers the canvas and is cropped.

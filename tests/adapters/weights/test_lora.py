@@ -61,7 +61,7 @@ def delta() -> Delta:
 
 
 def load(path: Path, **options: object) -> Adapter:
-    return LoraLoader(**options)(path, BASE, component="transformer")  # type: ignore[arg-type]
+    return LoraLoader(**options).load(path, BASE, component="transformer")  # type: ignore[arg-type]
 
 
 def deltas(adapter: Adapter) -> dict[str, torch.Tensor]:
@@ -296,7 +296,7 @@ def test_the_reference_transformers_adapter_stays_there(delta: Delta, tmp_path: 
     path = AdapterFile(peft_keys(canonical, prefix="transformer_ref."), metadata={"alpha": "4"}).write(tmp_path)
     with pytest.raises(CheckpointError, match="adapts transformer_ref"):
         load(path)
-    assert LoraLoader()(path, BASE, component="transformer_ref").report.component == "transformer_ref"
+    assert LoraLoader().load(path, BASE, component="transformer_ref").report.component == "transformer_ref"
 
 
 def test_broken_pairs_are_refused(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def refs(pictures: int = 0, videos: int = 0, audios: int = 0) -> list[str]:
 
 
 def test_defaults():
-    """A prompt is enough: five seconds, fifty evaluations, seed 0, the model's own canvas, text to video."""
+    """A prompt is enough: five seconds, the profile's or fifty evaluations, seed 0, the model's own canvas, text."""
     request = VideoRequest(prompt="rain")
-    assert (request.duration_s, request.steps, request.seed) == (5, 50, 0)
+    assert (request.duration_s, request.steps, request.seed) == (5, None, 0)
     assert request.width is request.height is request.save_latents is None
     assert request.mode is Mode.T2VA
     assert request.inputs == ()
@@ -65,7 +65,7 @@ def test_numbers_are_never_converted(name, value):
         VideoRequest(prompt="rain", **{name: value})
 
 
-@pytest.mark.parametrize("name", ["duration_s", "steps", "seed"])
+@pytest.mark.parametrize("name", ["duration_s", "seed"])
 def test_numbers_with_a_default_are_not_none(name):
     """None is not another word for the default."""
     with pytest.raises(ContractError, match=f"{name} must be a whole number, got None"):

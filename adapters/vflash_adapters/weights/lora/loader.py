@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
+from attrs.converters import optional
 
 from vflash_adapters.strict_json import brief
 from vflash_adapters.weights.checkpoint import read_shard
@@ -30,50 +32,83 @@ class LoraLoader:
     """An `AdapterLoader`. Options say only what files cannot: `alpha` (a number or "rank"), `qkv_order`, `strength`."""
 
     alpha: float | str | None = None
-    qkv_order: QkvOrder | None = None
+    qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
     strength: float = 1.0
 
-    def __call__(self, path: Path, base: Specs, *, component: str) -> Adapter:
+    def inspect(self, path: Path, base: Specs, *, component: str) -> AdapterReport:
+        with self._open(path, base, component) as opened:
+            return self._report(opened)
+
+    def load(self, path: Path, base: Specs, *, component: str) -> Adapter:
+        with self._open(path, base, component) as opened:
+            residuals: dict[str, LowRank] = {}
+            for pair in opened.keys.pairs:
+                entry, scale = opened.entries[pair.module], opened.scale(pair, self.strength)
+                residuals.update(_residuals(pair, entry, scale, opened.reader, residuals, opened.file))
+            return Adapter(modules=residuals, report=self._report(opened))
+
+    @contextmanager
+    def _open(self, path: Path, base: Specs, component: str) -> Iterator[_Opened]:
         file = _single_file(path)
         source, metadata = MmapWeights(file), read_shard(file).header.metadata
         specs = source.specs()
         refuse_other_adapters(specs, metadata, str(file))
         keys = read_keys(specs, str(file))
         _check_component(keys, component, file)
-        with source.open() as reader:
-            return self._load(file, keys, specs, metadata, base, reader, component)
-
-    def _load(
-        self,
-        file: Path,
-        keys: AdapterKeys,
-        specs: Specs,
-        metadata: Mapping[str, str],
-        base: Specs,
-        reader: WeightReader,
-        component: str,
-    ) -> Adapter:
         is_fused = any(flatten(pair.module).endswith("attn_qkv_proj") for pair in keys.pairs)
         order = fused_order(keys, is_fused, metadata, self.qkv_order, str(file))
         entries = _match(keys, build_vocabulary(base, order is QkvOrder.INTERLEAVED), specs, base, file)
         ranks = {pair.module: specs[pair.down].shape[0] for pair in keys.pairs}
-        alphas = resolve_alphas(file, keys, _stored_alphas(keys, reader), ranks, metadata, self.alpha)
-        residuals: dict[str, LowRank] = {}
-        for pair in keys.pairs:
-            scale = alphas.of[pair.module] / ranks[pair.module] * self.strength
-            residuals.update(_residuals(pair, entries[pair.module], scale, reader, residuals, file))
-        namings = {entry.naming for entry in entries.values()}
-        report = AdapterReport(
-            path=file,
-            family=family_name(keys, namings),
-            component=component if REF_PREFIX in keys.prefixes else None,
-            alpha_source=alphas.source,
-            qkv_order=order.value if is_fused else "split",
+        with source.open() as reader:
+            alphas = resolve_alphas(file, keys, _stored_alphas(keys, reader), ranks, metadata, self.alpha)
+            yield _Opened(
+                file=file,
+                keys=keys,
+                entries=entries,
+                ranks=ranks,
+                alphas=alphas,
+                qkv_order=order.value if is_fused else "split",
+                component=component if REF_PREFIX in keys.prefixes else None,
+                reader=reader,
+            )
+
+    def _report(self, opened: _Opened) -> AdapterReport:
+        return AdapterReport(
+            path=opened.file,
+            family=family_name(opened.keys, {entry.naming for entry in opened.entries.values()}),
+            component=opened.component,
+            alpha_source=opened.alphas.source,
+            qkv_order=opened.qkv_order,
             strength=self.strength,
-            modules=tuple(_reported(pair, entries[pair.module], alphas, ranks, self.strength) for pair in keys.pairs),
+            modules=tuple(
+                AdaptedModule(
+                    stored_name=pair.module,
+                    targets=tuple(target.module for target in opened.entries[pair.module].targets),
+                    rank=opened.ranks[pair.module],
+                    alpha=opened.alphas.of[pair.module],
+                    scale=opened.scale(pair, self.strength),
+                )
+                for pair in opened.keys.pairs
+            ),
             unmatched=(),
         )
-        return Adapter(modules=residuals, report=report)
+
+
+@frozen(kw_only=True, eq=False)
+class _Opened:
+    """A file whose every pair has found its targets."""
+
+    file: Path
+    keys: AdapterKeys
+    entries: Mapping[str, Entry]
+    ranks: Mapping[str, int]
+    alphas: Alphas
+    qkv_order: str
+    component: str | None
+    reader: WeightReader
+
+    def scale(self, pair: StoredPair, strength: float) -> float:
+        return self.alphas.of[pair.module] / self.ranks[pair.module] * strength
 
 
 def _single_file(path: Path) -> Path:
@@ -162,16 +197,3 @@ def _without_empty_ranks(down: torch.Tensor, target: Target, up: torch.Tensor, s
         if bool(used.any()) and not bool(used.all()):
             return LowRank(down=down[used], up=own[:, used].contiguous(), scale=scale)
     return LowRank(down=down, up=own.clone(), scale=scale)
-
-
-def _reported(
-    pair: StoredPair, entry: Entry, alphas: Alphas, ranks: Mapping[str, int], strength: float
-) -> AdaptedModule:
-    rank, alpha = ranks[pair.module], alphas.of[pair.module]
-    return AdaptedModule(
-        stored_name=pair.module,
-        targets=tuple(target.module for target in entry.targets),
-        rank=rank,
-        alpha=alpha,
-        scale=alpha / rank * strength,
-    )

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from vflash_adapters.manifest import read_sealed
 from vflash_adapters.weights.checkpoint import Checkpoint, read_checkpoint
-from vflash_adapters.weights.checkpoint_files import INDEX_SUFFIX
-from vflash_adapters.weights.sidecar.sidecar_manifest import MANIFEST_NAME
+from vflash_adapters.weights.checkpoint_files import INDEX_SUFFIX, find_component_files
+from vflash_adapters.weights.sidecar.sidecar_manifest import BODY_FIELDS, KIND, MANIFEST_NAME
 from vflash_ports.errors import CheckpointError
 
 
@@ -27,15 +28,37 @@ def read_components(source: Path) -> Mapping[str, Checkpoint]:
 
 
 def component_folder(sidecar: Path, component: Path) -> Path:
-    """Where in `sidecar` the component at `component` was prepared: at its root, or under its folder's name.
+    """Where in `sidecar` the component at `component` was prepared; raises `CheckpointError` if it was not."""
+    folder = find_component_folder(sidecar, component)
+    if folder is None:
+        raise CheckpointError(f"{sidecar}: holds no finished sidecar for {component}; prepare one")
+    return folder
 
-    Raises `CheckpointError` if it is in neither place.
+
+def find_component_folder(sidecar: Path, component: Path) -> Path | None:
+    """At the sidecar's root if it was prepared from one component, else under the component folder's name.
+
+    A root sidecar stands for the component whose file names it lists, and for no other.
     """
     name = component.name if component.is_dir() else component.parent.name
-    for folder in (sidecar, sidecar / name):
-        if (folder / MANIFEST_NAME).is_file():
-            return folder
-    raise CheckpointError(f"{sidecar}: holds no finished sidecar for {component}; prepare one")
+    if (sidecar / name / MANIFEST_NAME).is_file():
+        return sidecar / name
+    if (sidecar / MANIFEST_NAME).is_file() and _stands_for(sidecar, component):
+        return sidecar
+    return None
+
+
+def refuse_empty_sidecar(sidecar: Path) -> None:
+    """Raises `CheckpointError` for a folder without any finished sidecar."""
+    folders = [sidecar, *(path for path in sidecar.iterdir() if path.is_dir())] if sidecar.is_dir() else []
+    if not any((folder / MANIFEST_NAME).is_file() for folder in folders):
+        raise CheckpointError(f"{sidecar}: holds no finished sidecar; prepare one with `vflash sidecar prepare`")
+
+
+def _stands_for(sidecar: Path, component: Path) -> bool:
+    listed = {shard["source"]["file"] for shard in read_sealed(sidecar / MANIFEST_NAME, KIND, BODY_FIELDS)["shards"]}
+    files = {shard.name for shard in find_component_files(component).shards}
+    return listed == files
 
 
 def _holds_weights(folder: Path) -> bool:
