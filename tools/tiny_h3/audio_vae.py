@@ -15,7 +15,7 @@ from attrs import frozen
 
 from tiny_h3.alias_free import fuse_activations
 from tiny_h3.graphed import GraphedStep
-from tiny_h3.scenes import draw_scenes
+from tiny_h3.scenes import Scenes, SceneStream, draw_scenes
 from tiny_h3.stage import Budget, Log, Progress, learning_rate, load_state, pick_device, save_state
 from tiny_h3.world import AUDIO_LATENTS, HOP, render_audio
 from vflash_adapters.tiny_checkpoint import Dimensions
@@ -61,9 +61,10 @@ def train_audio_vae(job: AudioVaeJob) -> None:
         lambda wave: _update(vae, optimiser, wave), torch.zeros(job.batch, job.latents * HOP, device=device), graphed
     )
     progress, done, saved = Progress(budget=job.budget), int(facts.get("steps", 0)), 0.0
+    stream = SceneStream(job.batch, job.seed * 1_000_003 + done, device)
     while not progress.done:
         rate.fill_(learning_rate(PEAK_RATE, progress.share, progress.step))
-        parts = step(stretches(job, done + progress.step, device))
+        parts = step(stretches(next(stream), job.latents))
         progress.step += 1
         if progress.step % 200 == 0:
             log.write(step=done + progress.step, share=progress.share, **_named(parts))
@@ -89,15 +90,14 @@ def open_audio_vae(sizes: Dimensions, state: Path | None, device: torch.device) 
     return vae.to(device), facts
 
 
-def stretches(job: AudioVaeJob, step: int, device: torch.device) -> torch.Tensor:
-    """One channel of a part of each of `batch` clips, [batch, latents * HOP]."""
-    scenes = draw_scenes(job.batch, job.seed * 1_000_003 + step)
-    picks = torch.Generator().manual_seed(step)
-    channel = torch.randint(2, (job.batch, 1, 1), generator=picks).to(device)
-    start = torch.randint(AUDIO_LATENTS - job.latents + 1, (job.batch, 1), generator=picks).to(device) * HOP
-    wave = render_audio(scenes.to(device))
+def stretches(scenes: Scenes, latents: int) -> torch.Tensor:
+    """One channel of a part of each clip, [n, latents * HOP], starting where a latent frame starts."""
+    device, count = scenes.shape.device, scenes.count
+    channel = torch.randint(2, (count, 1, 1), device=device)
+    start = torch.randint(AUDIO_LATENTS - latents + 1, (count, 1), device=device) * HOP
+    wave = render_audio(scenes)
     mono = wave.gather(1, channel.expand(-1, 1, wave.shape[2]))[:, 0]
-    return mono.gather(1, start + torch.arange(job.latents * HOP, device=device))
+    return mono.gather(1, start + torch.arange(latents * HOP, device=device))
 
 
 def audio_loss(vae: Any, wave: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from tiny_h3.text import Presenter
 from tiny_h3.train_denoiser import Model
 from tiny_h3.world import AUDIO_LATENTS, FPS, SAMPLE_RATE_HZ, render_audio, render_video
 from vflash.model.patching import unpatchify
+from vflash_adapters.judge.description import Description
 from vflash_adapters.judge.reading import PlayedClip
 from vflash_adapters.judge.verdict import Verdict, judge, measure
 
@@ -76,7 +75,7 @@ def evaluate(
         made += _decode(encoders, rows, [prompt for prompt, _ in group], canvas)
     scores = Scores()
     spread = map if workers is None else workers.map
-    for verdict in spread(partial(verdict_of, canvas=canvas), made):
+    for verdict in spread(judged, [question(item, canvas) for item in made]):
         scores.add(verdict)
     return scores, made
 
@@ -163,6 +162,15 @@ def _decode(encoders: Encoders, rows: Rows, prompts: list[Prompt], canvas: tuple
     return made
 
 
-def verdict_of(item: Sampled, canvas: tuple[int, int]) -> Verdict:
-    given: dict[str, Any] = pictures(item.prompt, *canvas)
-    return judge(measure(item.clip), item.prompt.expected, first_frame=given.get("first"), last_frame=given.get("last"))
+Question = tuple[PlayedClip, Description, "NDArray[np.uint8] | None", "NDArray[np.uint8] | None"]
+
+
+def question(item: Sampled, canvas: tuple[int, int]) -> Question:
+    """What a judging process needs: arrays and words, no tensors."""
+    given = pictures(item.prompt, *canvas)
+    return item.clip, item.prompt.expected, given.get("first"), given.get("last")
+
+
+def judged(question: Question) -> Verdict:
+    clip, expected, first, last = question
+    return judge(measure(clip), expected, first_frame=first, last_frame=last)

@@ -112,20 +112,20 @@ class PoolPlan:
 @torch.no_grad()
 def fill_pools(plan: PoolPlan, encoders: Encoders, presenter: Presenter, device: torch.device) -> list[Pool]:
     """Render and encode until the counts or the time is reached."""
-    builders = [_Builder(canvas, presenter) for canvas in plan.canvases]
+    builders = [_Builder(c, plan.seed + 1_000_000 * i, presenter) for i, c in enumerate(plan.canvases)]
     begin, made = time.perf_counter(), 0
     shares = torch.tensor(plan.shares) / sum(plan.shares)
     while made < plan.clips and (made == 0 or time.perf_counter() - begin < plan.seconds):
         for builder, share in zip(builders, shares.tolist(), strict=True):
             while builder.count < share * (made + plan.chunk * len(builders)):
-                builder.add(plan.chunk, plan.seed + made + builder.count * 7919, encoders, device)
+                builder.add(plan.chunk, builder.seed + builder.count, encoders, device)
         made = sum(builder.count for builder in builders)
     return [builder.pool() for builder in builders]
 
 
 class _Builder:
-    def __init__(self, canvas: tuple[int, int], presenter: Presenter) -> None:
-        self.canvas, self.presenter = canvas, presenter
+    def __init__(self, canvas: tuple[int, int], seed: int, presenter: Presenter) -> None:
+        self.canvas, self.seed, self.presenter = canvas, seed, presenter
         self.parts: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.captions: dict[bool, dict[int, list[tuple[int, list[int]]]]] = {
             False: defaultdict(list),

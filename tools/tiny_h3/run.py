@@ -42,7 +42,7 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 from vflash_adapters.tiny_checkpoint import Dimensions
 from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
 
-ENDS = {"vae": 0.23, "pools": 0.29, "denoiser": 0.80, "reference": 0.85, "turbo": 0.93, "veda": 0.95}
+ENDS = {"vae": 0.23, "pools": 0.29, "denoiser": 0.80, "reference": 0.84, "turbo": 0.91, "veda": 0.93}
 """When each stage ends, as a share of the whole time; sampling and judging have the rest."""
 ENDS_WITH_VAE = {"vae": 0.03, "pools": 0.10, **{k: v for k, v in ENDS.items() if k not in ("vae", "pools")}}
 CANVASES = ((96, 128), (96, 96), (128, 96), (64, 64))
@@ -207,7 +207,7 @@ def _turbo_job(plan: RunPlan, clock: _Clock) -> TurboJob:
         adapter=plan.path("turbo.safetensors"),
         log=plan.path("log.jsonl"),
         budget=clock.budget("turbo"),
-        batch=plan.batch,
+        batch=max(1, plan.batch // 2),
         compiled=False,  # its frozen teacher would be compiled once more
     )
 
@@ -268,10 +268,12 @@ def _judges(device: torch.device) -> Iterator[Executor | None]:
         yield None
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        max_workers=12, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with ProcessPoolExecutor(max_workers=12, mp_context=context, initializer=_one_thread) as pool:
         yield pool
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def _guarded(name: str, stage: Callable[[], None], log: Log) -> None:

@@ -117,6 +117,23 @@ def draw_scenes(count: int, seed: int) -> Scenes:
     )
 
 
+class SceneStream:
+    """Batches of scenes on a device, without end; drawn many at a time, since each draw costs the host."""
+
+    def __init__(self, batch: int, seed: int, device: torch.device, *, ahead: int = 128) -> None:
+        self.batch, self.seed, self.device, self.ahead = batch, seed, device, ahead
+        self.drawn: Scenes | None = None
+        self.used = ahead
+
+    def __next__(self) -> Scenes:
+        if self.drawn is None or self.used == self.ahead:
+            self.drawn = draw_scenes(self.batch * self.ahead, self.seed).to(self.device)
+            self.seed, self.used = self.seed + 1, 0
+        start = self.used * self.batch
+        self.used += 1
+        return self.drawn[start : start + self.batch]
+
+
 def describe(scenes: Scenes) -> list[Description]:
     """The full description of every scene."""
     columns = {f.name: getattr(scenes, f.name).tolist() for f in fields(Scenes) if getattr(scenes, f.name).ndim == 1}

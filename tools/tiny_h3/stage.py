@@ -14,6 +14,8 @@ from attrs import define, field, frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32
+
 State = dict[str, torch.Tensor]
 
 
@@ -70,10 +72,12 @@ class Log:
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Atomic. Matrices are stored in `dtype`; vectors and scalars stay float32."""
+    """Atomic. Matrices are stored in `dtype`; vectors, and what the release keeps in float32, stay so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = {
-        name: tensor.detach().to(dtype if tensor.ndim > 1 and tensor.is_floating_point() else tensor.dtype).cpu()
+        name: tensor.detach()
+        .to(tensor.dtype if tensor.ndim < 2 or name.startswith(TRANSFORMER_FLOAT32) else dtype)
+        .cpu()
         for name, tensor in tensors.items()
     }
     partial = path.with_suffix(".partial")

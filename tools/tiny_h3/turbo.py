@@ -38,7 +38,7 @@ class TurboJob:
     log: Path
     budget: Budget
     mixture: Mapping[Task, float] = KEYFRAMES_ONLY
-    batch: int = 64
+    batch: int = 32
     rank: int = RANK
     seed: int = 4
     compiled: bool = False
