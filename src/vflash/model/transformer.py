@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockRun, BlockWeights, run_block
 from vflash.model.load import (
     LINEARS,
-    MODULATION_TABLE,
     CheckpointBlocks,
     bind_block,
     check_specs,
@@ -21,20 +20,14 @@ from vflash.model.load import (
     read_auxiliary,
 )
 from vflash.model.modulation import (
-    EvaluationTimesteps,
-    TimeEmbedder,
-    TimestepTable,
-    activated_embeddings,
-    block_table,
     evaluation_timesteps,
-    final_table,
 )
 from vflash.model.positions import PackedIndex, Role
 from vflash.model.refiner import refine_text
-from vflash.model.residual import AdaptedBlocks, NamedLinears, moved, plan_residuals
+from vflash.model.residual import AdaptedBlocks, NamedLinears, plan_residuals
 from vflash.model.rotary import rotary_tables
 from vflash.model.sigmas import Grids
-from vflash.model.stored_fp8 import read_dense
+from vflash.model.tables import CheckpointTables, TableCache, Tables
 from vflash_ports.adapters import Adapter, AdapterReport, LowRank
 from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
@@ -42,9 +35,6 @@ from vflash_ports.linear import LinearExecution
 from vflash_ports.observer import Observer
 from vflash_ports.residency import BlockStack, Residency, ResidencyMemory
 from vflash_ports.weights import WeightSource
-
-KEPT_TABLE_BYTES = 256 * 2**20
-"""Modulation tables that may wait beside a new schedule's: reading a schedule's projections again costs 24 GiB."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,24 +48,12 @@ class DenoiserInputs:
     grids: Grids
 
 
-@frozen(kw_only=True, eq=False)
-class Tables:
-    """Modulation of every block [evaluations, roles, 6, C], and of the output norm [evaluations, roles, 2, C]."""
-
-    blocks: tuple[torch.Tensor, ...]
-    final: torch.Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.final.nbytes + sum(table.nbytes for table in self.blocks)
-
-
 @define(kw_only=True, eq=False)
 class Denoiser:
     """A loaded transformer. `open_denoiser` is the way in; `close` releases every weight."""
 
     facts: DenoiserFacts
-    source: WeightSource
+    table_cache: TableCache
     stack: BlockStack[BlockWeights]
     auxiliary: dict[str, torch.Tensor]
     residuals: dict[str, LowRank]
@@ -84,7 +62,6 @@ class Denoiser:
     device: torch.device
     dtype: torch.dtype
     ffn_chunk_rows: int
-    _tables: dict[tuple[EvaluationTimesteps, ...], Tables] = field(factory=dict)
 
     def prepare(self, inputs: DenoiserInputs, attend: AttentionFn, observer: Observer) -> PreparedDenoiser:
         """Everything that does not change between evaluations."""
@@ -110,62 +87,13 @@ class Denoiser:
         return PreparedDenoiser(denoiser=self, run=run, index=inputs.index, prefix=prefix, tables=tables)
 
     def tables(self, inputs: DenoiserInputs) -> Tables:
-        """Computed once per schedule; the last schedules' tables are kept, AdaLN weights are not."""
+        """Made once per schedule; AdaLN weights are not kept."""
         used = [Role(int(role)) for role in inputs.index.roles.unique()]
-        plans = evaluation_timesteps(inputs.grids, used)
-        tables = self._tables.pop(plans, None)
-        if tables is None:
-            self._make_room()
-            tables = self._compute_tables(plans)
-        self._tables[plans] = tables  # the most recent last
-        return tables
-
-    def _make_room(self) -> None:
-        """Drop the oldest schedules; short ones are kept beside each other, a long one stays alone."""
-        while sum(tables.nbytes for tables in self._tables.values()) > KEPT_TABLE_BYTES:
-            del self._tables[next(iter(self._tables))]
+        return self.table_cache(evaluation_timesteps(inputs.grids, used))
 
     @property
     def linears(self) -> NamedLinears:
         return NamedLinears(weights=self.auxiliary, residuals=self.residuals)
-
-    def _compute_tables(self, plans: Sequence[EvaluationTimesteps]) -> Tables:
-        aux = self.auxiliary
-        embeddings = activated_embeddings(self._embedder(), plans, self.dtype, self.device)
-        blocks = []
-        specs = self.source.specs()
-        with self.source.open() as reader:
-            for block in range(self.facts.num_layers):
-                name = f"transformer_blocks.{block}.adaln_proj.linear"
-                weight, bias = (
-                    read_dense(reader, specs, f"{name}.{part}", device=self.device, dtype=self.dtype)
-                    for part in ("weight", "bias")
-                )
-                blocks.append(block_table(weight, bias, embeddings, plans, self.facts, self._residual(name)))
-        final = final_table(
-            aux["norm_out.linear.weight"],
-            aux["norm_out.linear.bias"],
-            embeddings,
-            plans,
-            self._residual("norm_out.linear"),
-        )
-        return Tables(blocks=tuple(blocks), final=final)
-
-    def _embedder(self) -> TimeEmbedder | TimestepTable:
-        if MODULATION_TABLE in self.auxiliary:
-            return TimestepTable(table=self.auxiliary[MODULATION_TABLE])
-        first, second = (f"time_embedder.linear_{number}" for number in (1, 2))
-        aux = self.auxiliary
-        return TimeEmbedder(
-            linear_1=(aux[f"{first}.weight"], aux[f"{first}.bias"]),
-            linear_2=(aux[f"{second}.weight"], aux[f"{second}.bias"]),
-            freq_dim=self.facts.freq_dim,
-            residuals=(self.residuals.get(first), self.residuals.get(second)),
-        )
-
-    def _residual(self, name: str) -> LowRank | None:
-        pair = self.residuals.get(name)
-        return None if pair is None else moved(pair, self.device, self.dtype)
 
     def _prefix(self, inputs: DenoiserInputs) -> torch.Tensor:
         """Text and condition rows as they enter block 0: [rows before the targets, C], the same every evaluation."""
@@ -196,7 +124,7 @@ class Denoiser:
         self.stack.close()
         self.auxiliary.clear()
         self.residuals.clear()
-        self._tables.clear()
+        self.table_cache.clear()
 
 
 @frozen(kw_only=True, eq=False)
@@ -291,12 +219,16 @@ def open_denoiser(
             return bind_block(tensors, execution, planned)
 
         stack = residency.load(adapted, bind, device)
+    residuals = outer_residuals(modules, auxiliary, device)
+    tables = CheckpointTables(
+        source=source, auxiliary=auxiliary, residuals=residuals, facts=facts, device=device, dtype=dtype
+    )
     denoiser = Denoiser(
         facts=facts,
-        source=source,
+        table_cache=TableCache(make=tables),
         stack=stack,
         auxiliary=auxiliary,
-        residuals=outer_residuals(modules, auxiliary, device),
+        residuals=residuals,
         adapter=None if adapter is None else adapter.report,
         kernels=kernels,
         device=device,
