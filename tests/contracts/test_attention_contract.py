@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS, sdpa_attention
+from vflash_adapters.attention.veda.adapter import VedaAttention
+from vflash_adapters.attention.veda.budget import Budget, BudgetKind
+from vflash_adapters.attention.veda.reference import ReferenceKernels
 from vflash_ports.attention import Attention, AttentionLayout, Segment, SegmentKind
 from vflash_ports.errors import UnsupportedError
 
@@ -18,7 +22,20 @@ ROWS = 9 + 6 + 2 * 6 * 10
 EXACT: list[Attention] = [NaiveAttention(), NaiveAttention(score_bytes=4096), sdpa_attention("sdpa")]
 
 
-def layout(dtype: torch.dtype = torch.float32, device: str = "cpu", rows: int = ROWS) -> AttentionLayout:
+def veda(ratio: float) -> VedaAttention:
+    return VedaAttention(
+        kernels=ReferenceKernels(),
+        dense=sdpa_attention("sdpa"),
+        dense_edge_layers=0,
+        target_budget=Budget(kind=BudgetKind.RATIO, value=ratio),
+    )
+
+
+KEEPS_ALL: list[Attention] = [*EXACT, veda(1.0)]
+ALL: list[Attention] = [*KEEPS_ALL, veda(0.3)]
+
+
+def layout(dtype: torch.dtype = torch.float32, device: str = "cpu") -> AttentionLayout:
     segments = (
         Segment(kind=SegmentKind.TEXT, start=0, rows=9),
         Segment(kind=SegmentKind.TARGET_AUDIO, start=9, rows=6),
@@ -26,7 +43,7 @@ def layout(dtype: torch.dtype = torch.float32, device: str = "cpu", rows: int = 
     )
     return AttentionLayout(
         segments=segments,
-        rows=rows,
+        rows=ROWS,
         heads=HEADS,
         head_dim=HEAD_DIM,
         blocks=8,
@@ -49,7 +66,7 @@ def random_qkv(dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.T
     return q, k, v
 
 
-@pytest.mark.parametrize("backend", EXACT, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", KEEPS_ALL, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)]
 )
@@ -64,7 +81,7 @@ def test_output_is_the_softmax_average_of_v(backend: Attention, dtype: torch.dty
     assert (out.double() - expected).norm() / expected.norm() < tolerance
 
 
-@pytest.mark.parametrize("backend", EXACT, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", ALL, ids=lambda backend: backend.name)
 def test_strided_and_contiguous_inputs_agree_bit_for_bit(backend: Attention) -> None:
     """A view of a fused projection reads the same rows as its own copy, and is not written to."""
     q, k, v = random_qkv(torch.float32)
@@ -76,7 +93,7 @@ def test_strided_and_contiguous_inputs_agree_bit_for_bit(backend: Attention) -> 
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True))
 
 
-@pytest.mark.parametrize("backend", EXACT, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", KEEPS_ALL, ids=lambda backend: backend.name)
 def test_report_counts_the_calls_and_names_the_backend(backend: Attention) -> None:
     """The receipt's counts are per prepared request: a second prepare starts from zero."""
     q, k, v = random_qkv(torch.float32)
@@ -126,16 +143,8 @@ def test_rows_beyond_two_to_the_31_elements_are_addressed_right(backend: Attenti
     ]
     for view, values in zip(wide, small, strict=True):
         view.copy_(values)
-    geometry = layout(torch.bfloat16, rows=rows).__class__(
-        segments=(Segment(kind=SegmentKind.TEXT, start=0, rows=rows),),
-        rows=rows,
-        heads=heads,
-        head_dim=head_dim,
-        blocks=1,
-        evaluations=1,
-        device=torch.device("cpu"),
-        dtype=torch.bfloat16,
-    )
+    segments = (Segment(kind=SegmentKind.TEXT, start=0, rows=rows),)
+    geometry = evolve(layout(torch.bfloat16), segments=segments, rows=rows, heads=heads, head_dim=head_dim)
     attend = backend.prepare(geometry)
     out = attend(*wide, block=0, evaluation=0)
     assert torch.equal(out, attend(*small, block=0, evaluation=0))

@@ -54,7 +54,7 @@ def attend_kept(
         heads, tiling.tiles, tiling.layouts[0].n_global, max(layout.n_video for layout in tiling.layouts),
         head_dim**-0.5 * math.log2(math.e),
         D=head_dim, SLOTS=config.slots, CONSUMER_REGISTERS=config.consumer_registers,
-        PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, num_warps=4,
+        PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 

@@ -45,7 +45,7 @@ def attend_kept(
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2], heads, tiling.tiles, n_global, video,
         head_dim**-0.5 * math.log2(math.e),
         D=head_dim, ROWS=TILE_ROWS, KEYS=config.key_rows, QUARTER=QUARTER_ROWS, CODE=CODE, STAGES=config.stages,
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 

@@ -19,7 +19,7 @@ def pool_tiles(q_SHD: torch.Tensor, k_SHD: torch.Tensor, tiling: Tiling, head_sh
     _pool[(tiling.tiles, heads, 2)](
         q_SHD, k_SHD, features, tiling.rows, tiling.valid, tiling.sizes, head_shape,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], tiling.tiles, heads,
-        D=head_dim, ROWS=TILE_ROWS, num_warps=8,
+        D=head_dim, ROWS=TILE_ROWS, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     return features
 

@@ -27,11 +27,20 @@ def block_logits(features_2HNF: torch.Tensor, projections: Projections | None) -
         row_stride = head_dim
         _embed[(blocks, heads, 2)](
             features_2HNF, projections.q, projections.k, embedded, tiles, heads,
-            D=head_dim, BLOCK=BLOCK, WIDTH=min(32, head_dim), num_warps=4, num_stages=2,
+            D=head_dim, BLOCK=BLOCK, WIDTH=min(32, head_dim), num_warps=4, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
     logits = features_2HNF.new_empty(heads, tiles, tiles)
     _multiply[(blocks, blocks, heads)](
-        embedded, logits, tiles, heads, row_stride, D=head_dim, BLOCK=BLOCK, num_warps=4, num_stages=1
+        embedded,
+        logits,
+        tiles,
+        heads,
+        row_stride,
+        D=head_dim,
+        BLOCK=BLOCK,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
     )
     return logits
 

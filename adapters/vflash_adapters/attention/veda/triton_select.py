@@ -23,7 +23,7 @@ def select_tiles(
         logits_HNN, tiling.keep, tiling.valid, tiling.sizes, head_shape,
         kept.lists, kept.entries, kept.everything, kept_pairs, tiles, kept.first, kept.full_room, kept.quarter_room,
         TILE=TILE_ROWS, QUARTER=QUARTER_ROWS, PER_TILE=QUARTERS, CODE=CODE, BLOCK=block,
-        num_warps=max(1, block // 512),
+        num_warps=max(1, block // 512), enable_fp_fusion=True,
     )  # fmt: skip
 
 
