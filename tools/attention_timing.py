@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 
-def timed(step: Callable[[], object], repeats: int) -> float:
-    """Median milliseconds between device events, after three warm-up calls."""
+def timed(step: Callable[[], object], repeats: int, *, inner: int = 1) -> float:
+    """Median milliseconds between device events, after three warm-up calls; a sample is `inner` calls back to back."""
     for _ in range(3):
         step()
     samples: list[float] = []
@@ -17,10 +17,11 @@ def timed(step: Callable[[], object], repeats: int) -> float:
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
-        step()
+        for _ in range(inner):
+            step()
         end.record()
         end.synchronize()
-        samples.append(start.elapsed_time(end))
+        samples.append(start.elapsed_time(end) / inner)
     return statistics.median(samples)
 
 

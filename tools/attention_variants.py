@@ -1,12 +1,8 @@
-"""Check and time the configurations of the attention kernels, each in a process of its own that may be given up."""
+"""Check and time the configurations of Veda's attention kernels on the main case; the last line names the fastest."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -17,66 +13,56 @@ from vflash_adapters.attention.veda import hopper_attend, triton_attend
 from vflash_adapters.attention.veda.budget import Budget, BudgetKind
 from vflash_adapters.attention.veda.fast import FastSparseCall, prepare_call
 from vflash_adapters.attention.veda.hopper_attend import HopperConfig
-from vflash_adapters.attention.veda.tiling import build_tiling, tiled_spans
+from vflash_adapters.attention.veda.tiling import Tiling, build_tiling, tiled_spans
 from vflash_adapters.attention.veda.triton_attend import AttendConfig
+from vflash_ports.attention import AttentionLayout
 
 VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "hopper": HopperConfig(),
-    "hopper, no fence": HopperConfig(fence=False),
-    "hopper, 216 registers": HopperConfig(consumer_registers=216, producer_registers=80),
-    "triton 128x8, 4 stages": AttendConfig(),
-    "triton 128x8, 5 stages": AttendConfig(stages=5),
+    "hopper-3-keys": HopperConfig(k_slots=3),
+    "hopper-3-values": HopperConfig(v_slots=3),
+    "hopper-fence": HopperConfig(fence=True),
+    "triton": AttendConfig(),
 }
-SECONDS = 50
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variant", choices=VARIANTS)
-    args = parser.parse_args()
-    if args.variant:
-        print(json.dumps(measure(VARIANTS[args.variant], MAIN, torch.device("cuda"))))
-        return
+    device = torch.device("cuda")
+    milliseconds: dict[str, float] = {}
     for name in VARIANTS:
-        print(name, json.dumps(in_a_process(name)), flush=True)
+        errors = [
+            check_case(case, device, partial(prepared, name))["attend"] for case in CHECKED if case.head_dim == 128
+        ]
+        spread, packed = attend_milliseconds(variant_call(name, MAIN, device, 0.1), MAIN, device)
+        milliseconds[name] = spread
+        print(f"{name:16s} {spread:6.2f} ms, heads contiguous {packed:6.2f} ms, error {max(errors):.2e}", flush=True)
+    print(min(milliseconds, key=lambda name: milliseconds[name]))
 
 
-def measure(config: HopperConfig | AttendConfig, case: Case, device: torch.device, keep: float = 0.1) -> dict[str, Any]:
-    """Errors on the small cases, and milliseconds of the attention kernel on `case`."""
-    attend = hopper_attend.attend_kept if isinstance(config, HopperConfig) else triton_attend.attend_kept
-    errors = {
-        small.name: check_case(small, device, lambda tiling, layout: prepare_call("", tiling, layout, attend, config))
-        for small in CHECKED
-        if small.head_dim == 128
-    }
+def variant_call(name: str, case: Case, device: torch.device, keep: float) -> FastSparseCall:
     layout = case.layout(device)
     budget = Budget(kind=BudgetKind.RATIO, value=keep)
     tiling = build_tiling(tiled_spans(layout, tile_conditions=False), random_plan(case), budget, None, device)
-    call = prepare_call("", tiling, layout, attend, config)
-    return {"attend ms": attend_milliseconds(call, case, device), "errors": errors}
+    return prepared(name, tiling, layout)
 
 
-def attend_milliseconds(call: FastSparseCall, case: Case, device: torch.device) -> float:
+def prepared(name: str, tiling: Tiling, layout: AttentionLayout) -> FastSparseCall:
+    config = VARIANTS[name]
+    attend = hopper_attend.attend_kept if isinstance(config, HopperConfig) else triton_attend.attend_kept
+    return prepare_call(name, tiling, layout, attend, config)
+
+
+def attend_milliseconds(call: FastSparseCall, case: Case, device: torch.device) -> tuple[float, float]:
+    """Of the attention kernel alone: on rows as the model lays them out, and with each head's rows side by side."""
     q, k, v = random_qkv(case, device)
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
     call(q, k, v, projections=random_projections(case, device), head_shape=head_shape)
-    step = lambda: call.attend(  # noqa: E731
-        q, k, v, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config
-    )
-    return timed(step, 10)
 
+    def attend(*qkv: torch.Tensor) -> torch.Tensor:
+        return call.attend(*qkv, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config)
 
-def in_a_process(name: str) -> dict[str, Any]:
-    """A kernel that never ends costs `SECONDS`, not the run."""
-    command = [sys.executable, __file__, "--variant", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end within {SECONDS} s"}
-    if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-3:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    packed = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    return timed(lambda: attend(q, k, v), 10), timed(lambda: attend(*packed), 10)
 
 
 if __name__ == "__main__":

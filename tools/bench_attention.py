@@ -32,11 +32,9 @@ from attention_checks import check_all
 from attention_errors import measure_errors
 from attention_flex import flex_milliseconds
 from attention_timing import peak_bytes, timed
+from attention_variants import VARIANTS, variant_call
 from vflash_adapters.attention.sdpa import sdpa_attention
-from vflash_adapters.attention.veda.budget import Budget, BudgetKind
-from vflash_adapters.attention.veda.device_kernels import device_kernels
 from vflash_adapters.attention.veda.fast import FastSparseCall
-from vflash_adapters.attention.veda.tiling import build_tiling, tiled_spans
 from vflash_adapters.attention.veda.triton_pool import pool_tiles
 from vflash_adapters.attention.veda.triton_score import block_logits
 from vflash_adapters.attention.veda.triton_select import select_tiles
@@ -49,36 +47,35 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where to write the JSON")
     parser.add_argument("--check", action="store_true", help="only compare the kernels with the reference")
     parser.add_argument("--quick", action="store_true", help="only 1344x768 5 s")
+    parser.add_argument("--times-only", action="store_true", help="no errors, no FlexAttention")
+    parser.add_argument("--variant", choices=VARIANTS, default="hopper", help="the attention kernel's configuration")
     parser.add_argument("--keep", type=float, default=0.1, help="ratio of video tile pairs to keep")
     parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
-    device = torch.device("cuda")
-    result: dict[str, Any] = {"environment": environment(device), "keep": args.keep}
-    result["checks"] = check_all(device)
-    if not args.check:
-        cases = [MAIN] if args.quick else [MAIN, LONG, LARGE, *SMALLER]
-        result["cases"] = {case.name: bench_case(case, device, args.keep, args.repeats) for case in cases}
-        result["errors"] = {
-            kind: measure_errors(MAIN, inputs(MAIN, device), sparse_call(MAIN, device, args.keep), device)
-            for kind, inputs in (("random", random_qkv), ("video-like", video_like_qkv))
-        }
-        result["flex"] = flex_milliseconds(MAIN, device, sparse_call(MAIN, device, args.keep), args.repeats)
+    result = measured(args, torch.device("cuda"))
     if args.output:
         args.output.write_text(json.dumps(result, indent=1))
     print_tables(result)
 
 
-def sparse_call(case: Case, device: torch.device, keep: float) -> FastSparseCall:
-    layout = case.layout(device)
-    spans = tiled_spans(layout, tile_conditions=False)
-    budget = Budget(kind=BudgetKind.RATIO, value=keep)
-    tiling = build_tiling(spans, random_plan(case), budget, None, device)
-    call = device_kernels(device).prepare(tiling, layout)
-    assert isinstance(call, FastSparseCall)
-    return call
+def measured(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    result: dict[str, Any] = {"environment": environment(device), "keep": args.keep, "checks": check_all(device)}
+    if args.check:
+        return result
+    calls = partial(variant_call, args.variant, device=device, keep=args.keep)
+    cases = [MAIN] if args.quick else [MAIN, LONG, LARGE, *SMALLER]
+    result["cases"] = {case.name: bench_case(case, calls(case=case), device, args.repeats) for case in cases}
+    if not args.times_only:
+        call = calls(case=MAIN)
+        result["errors"] = {
+            kind: measure_errors(MAIN, inputs(MAIN, device), call, device)
+            for kind, inputs in (("random", random_qkv), ("video-like", video_like_qkv))
+        }
+        result["flex"] = flex_milliseconds(MAIN, device, call, args.repeats)
+    return result
 
 
-def bench_case(case: Case, device: torch.device, keep: float, repeats: int) -> dict[str, Any]:
+def bench_case(case: Case, call: FastSparseCall, device: torch.device, repeats: int) -> dict[str, Any]:
     """Dense and sparse milliseconds of one call at one block, and the peak bytes above the inputs."""
     torch.cuda.empty_cache()
     q, k, v = random_qkv(case, device)
@@ -89,7 +86,6 @@ def bench_case(case: Case, device: torch.device, keep: float, repeats: int) -> d
         dense = partial(sdpa_attention(name).prepare(layout), q, k, v, block=0, evaluation=0)
         row[name] = timed(dense, repeats)
         row[f"{name} peak"] = input_bytes + peak_bytes(dense)
-    call = sparse_call(case, device, keep)
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
     projections = random_projections(case, device)
     whole = partial(call, q, k, v, projections=projections, head_shape=head_shape)
@@ -113,11 +109,11 @@ def parts(call: FastSparseCall, qkv: QKV, projections: Any, head_shape: torch.Te
             q, k, v, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config
         ),
     }
-    return {name: timed(step, repeats) for name, step in steps.items()}
+    return {name: timed(step, repeats, inner=5) for name, step in steps.items()}
 
 
 def kept_bytes(call: FastSparseCall) -> int:
-    tables = (call.kept.lists, call.kept.entries, call.tiling.rows, call.tiling.valid, call.tiling.keep)
+    tables = (call.kept.lists, call.kept.items, call.tiling.rows, call.tiling.valid, call.tiling.keep)
     return sum(table.numel() * table.element_size() for table in tables)
 
 

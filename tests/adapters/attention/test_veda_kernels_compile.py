@@ -13,12 +13,13 @@ from vflash_adapters.attention.veda import hopper_attend, triton_attend, triton_
 
 BF16, F32, I32 = "*bf16", "*fp32", "*i32"
 HALF_PRECISION = ("q_ptr", "k_ptr", "v_ptr", "out_ptr")
-ATTEND = {"D": 128, "ROWS": 128, "KEYS": 128, "QUARTER": 32, "CODE": 64, "STAGES": 4}
-HOPPER = {"D": 128, "SLOTS": 2, "CONSUMER_REGISTERS": 208, "PRODUCER_REGISTERS": 96, "FENCE": True}
-SELECT = {"TILE": 128, "QUARTER": 32, "PER_TILE": 4, "CODE": 64, "BLOCK": 512}
+ATTEND = {"D": 128, "ROWS": 128, "KEYS": 128, "QUARTER": 32, "CODE": 64, "FIELDS": 8, "STAGES": 4}
+REGISTERS = {"CONSUMER_REGISTERS": 208, "PRODUCER_REGISTERS": 96}
+HOPPER = {"D": 128, "K_SLOTS": 2, "V_SLOTS": 2, "FENCE": False, **REGISTERS}
+SELECT = {"TILE": 128, "QUARTER": 32, "PER_TILE": 4, "CODE": 64, "FIELDS": 8, "BLOCK": 512}
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
-    "pool": (triton_pool._pool, {"features_ptr": F32}, {"D": 128, "ROWS": 128}, 8),
-    "embed": (triton_score._embed, {"features_ptr": F32, "out_ptr": F32}, {"D": 128, "BLOCK": 64, "WIDTH": 32}, 4),
+    "pool": (triton_pool._pool, {"features_ptr": F32}, {"D": 128, "ROWS": 128, "CHUNK": 16}, 1),
+    "embed": (triton_score._embed, {"features_ptr": F32, "out_ptr": F32}, {"D": 128, "BLOCK": 64, "WIDTH": 64}, 4),
     "multiply": (triton_score._multiply, {"embedded_ptr": F32, "logits_ptr": F32}, {"D": 128, "BLOCK": 64}, 4),
     "select": (triton_select._select, {"logits_ptr": F32, "pairs_ptr": "*i64"}, SELECT, 1),
     "attend": (triton_attend._attend, {"scale_log2": "fp32"}, ATTEND, 8),

@@ -61,12 +61,12 @@ def test_features_are_mean_max_min_of_the_real_rows() -> None:
 
 
 def test_features_of_tiles_that_a_shape_does_not_have_are_zero() -> None:
-    """2x8x8 needs three tiles for the target where 4x4x8 needs four."""
+    """2x8x8 needs three tiles for the target where 4x4x8 needs four; a reference and a global tile come with both."""
     tiles = tiling()
     features = pooled_features(torch.ones(LAYOUT.rows, HEADS, HEAD_DIM), tiles, HEAD_SHAPE)
-    assert [layout.n_video for layout in tiles.layouts] == [5, 4]
-    assert not features[1, 4:].any()
-    assert features[1, :4].all()
+    assert [layout.n_tiles for layout in tiles.layouts] == [6, 5]
+    assert not features[1, 5:].any()
+    assert features[1, :5].all()
 
 
 def test_zero_projections_score_as_mean_pooling() -> None:

@@ -110,10 +110,12 @@ def test_selection_equals_the_reference(
     assert int(pairs.sum()) == reference.kept_video_pairs(expected, tiles, HEAD_SHAPE)
     for head, shape in enumerate(HEAD_SHAPE.tolist()):
         for tile in range(tiles.layouts[shape].n_tiles):
-            _, n_full, quarters, n_quarters = kept.entries[head, tile].tolist()
+            item = kept.items[kept.item(head, tile, tiles.layouts[shape])].tolist()
+            _, n_full, quarters, n_quarters = item[3:7]
             codes = kept.lists[quarters : quarters + n_quarters]
             assert len(set(codes.tolist())) == n_quarters
             rows = 128 * n_full + int((codes % 64).sum())
+            assert item[:3] == [head, shape * tiles.tiles + tile, int(tiles.valid[shape, tile])]
             assert rows == int(tiles.valid[shape, expected[head, tile]].sum())
             assert bool((tiles.valid[shape, (codes // 64 // QUARTERS).long()] < 128).all())
 

@@ -24,12 +24,14 @@ from vflash_adapters.attention.veda.tiling import Tiling
 
 @frozen(kw_only=True)
 class HopperConfig:
-    """Blocks of keys in flight, and the registers of a computing and of a copying thread."""
+    """Blocks of keys and of values in flight, registers of a computing and of a copying thread, and whether computing
+    threads fence each block between copies and products."""
 
-    slots: int = 2
+    k_slots: int = 2
+    v_slots: int = 2
     consumer_registers: int = 208
     producer_registers: int = 96
-    fence: bool = True
+    fence: bool = False
 
 
 def attend_kept(
@@ -48,12 +50,10 @@ def attend_kept(
     counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
     processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
     _attend_hopper[(processors,)](
-        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.entries, tiling.rows, tiling.valid, tiling.sizes, head_shape,
-        counter,
+        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.items, tiling.rows, counter,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
-        heads, tiling.tiles, tiling.layouts[0].n_global, max(layout.n_video for layout in tiling.layouts),
-        head_dim**-0.5 * math.log2(math.e),
-        D=head_dim, SLOTS=config.slots, CONSUMER_REGISTERS=config.consumer_registers,
+        heads, tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
+        D=head_dim, K_SLOTS=config.k_slots, V_SLOTS=config.v_slots, CONSUMER_REGISTERS=config.consumer_registers,
         PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return out
@@ -61,35 +61,33 @@ def attend_kept(
 
 @gluon.jit
 def _attend_hopper(
-    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, entries_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr, counter_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, items_ptr, rows_ptr, counter_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
-    heads, tiles, n_global, most_video, scale_log2,
-    D: gl.constexpr, SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-    FENCE: gl.constexpr,
+    heads, tiles, total, scale_log2,
+    D: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, FENCE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # Queries twice, so that the next item's are there when the last item's output passes through theirs.
     q_s = gl.allocate_shared_memory(dtype, [4, 64, D], shared)
-    k_s = gl.allocate_shared_memory(dtype, [SLOTS, 128, D], shared)
-    v_s = gl.allocate_shared_memory(dtype, [SLOTS, 128, D], shared)
-    item_s = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    k_s = gl.allocate_shared_memory(dtype, [K_SLOTS, 128, D], shared)
+    v_s = gl.allocate_shared_memory(dtype, [V_SLOTS, 128, D], shared)
+    item_s = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Full: 128 copying threads arrive, or the one that publishes an item. Empty: both computing warpgroups do.
     q_full, q_empty = _barriers(2, 128), _barriers(2, 2)
-    k_full, k_empty = _barriers(SLOTS, 128), _barriers(SLOTS, 2)
-    v_full, v_empty = _barriers(SLOTS, 128), _barriers(SLOTS, 2)
+    k_full, k_empty = _barriers(K_SLOTS, 128), _barriers(K_SLOTS, 2)
+    v_full, v_empty = _barriers(V_SLOTS, 128), _barriers(V_SLOTS, 2)
     item_full, item_empty = _barriers(2, 1), _barriers(2, 2)
-    tables = (valid_ptr, sizes_ptr, head_shape_ptr, entries_ptr)
-    sizes = (heads, tiles, n_global, most_video)
     memory = (q_s, k_s, v_s, item_s)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty)
     strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
-    qkv = (q_ptr, k_ptr, v_ptr)
+    inputs, tables = (q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr), (lists_ptr, rows_ptr)
     gl.warp_specialize(
         [
-            (consume, (0, out_ptr, lists_ptr, rows_ptr, scale_log2, tables, sizes, memory, barriers, D, SLOTS, FENCE)),
-            (consume, (1, out_ptr, lists_ptr, rows_ptr, scale_log2, tables, sizes, memory, barriers, D, SLOTS, FENCE)),
-            (produce, (qkv, strides, lists_ptr, rows_ptr, counter_ptr, tables, sizes, memory, barriers, D, SLOTS)),
+            (consume, (0, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)),
+            (consume, (1, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)),
+            (produce, (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS)),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

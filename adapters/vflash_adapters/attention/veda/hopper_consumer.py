@@ -13,38 +13,39 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, decode, mask_dead
+from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, fields, mask_dead
 
 
 @gluon.jit
-def consume(PART, out_ptr, lists_ptr, rows_ptr, scale_log2, tables, sizes, memory, barriers, D, SLOTS, FENCE):
+def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE):
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
-    heads, tiles, _, _ = sizes
-    q_s, k_s, v_s, item_s = memory
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty = barriers
+    lists_ptr, rows_ptr = tables
+    q_s, _, _, item_s = memory
+    q_full, q_empty, _, _, _, _, item_full, item_empty = barriers
     taken = 0
     step = 0
-    item = _next_item(0, item_s, item_full, item_empty)
-    while item >= 0:
+    head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(0, item_s, item_full, item_empty)
+    while blocks >= 0:
         buffer = taken % 2
-        head, shape, tile, valid, _, n_full, quarters, n_quarters, blocks = decode(item, tables, sizes)
         mbarrier.wait(q_full.index(buffer), taken // 2 & 1)
         if (blocks > 0) & (valid > PART * HALF):
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
-            out = _attend(q, k_s, v_s, k_full, k_empty, v_full, v_empty, keys, step, scale_log2, D, SLOTS, FENCE)
-            _store(out, q, out_ptr, rows_ptr + (shape * tiles + tile) * KEYS, heads * D, head * D, valid, PART, D)
+            target = (out_ptr + head * D, heads * D, rows_ptr + at * KEYS, valid)
+            _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)
         else:
-            _pass_by(blocks, step, k_full, k_empty, v_full, v_empty, SLOTS)
+            _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS)
         step += blocks
         mbarrier.arrive(q_empty.index(buffer), count=1)
         taken += 1
-        item = _next_item(taken, item_s, item_full, item_empty)
+        head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(taken, item_s, item_full, item_empty)
 
 
 @gluon.jit
-def _attend(q, k_s, v_s, k_full, k_empty, v_full, v_empty, keys, step, scale_log2, D, SLOTS, FENCE):
-    """[64, D] float32. The product with the values of one block runs while the next block's softmax is computed."""
+def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE):
+    """The product with the values of one block runs while the next block's softmax is computed."""
+    _, k_s, v_s, _ = memory
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
     quarters_ptr, n_full, n_quarters, blocks = keys
     score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     out_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -54,23 +55,20 @@ def _attend(q, k_s, v_s, k_full, k_empty, v_full, v_empty, keys, step, scale_log
     nothing = gl.zeros([HALF, KEYS], gl.float32, score_l)
     total = gl.zeros([HALF, D], gl.float32, out_l)
 
-    p, top, weight = _first_weights(q, k_s, k_full, k_empty, keys, step, scale_log2, nothing, cols, SLOTS, FENCE)
+    p, top, weight = _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS, FENCE)
     weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
-    mbarrier.wait(k_full.index((step + 1) % SLOTS), (step + 1) // SLOTS & 1, pred=blocks > 1)
+    _wait(k_full, step + 1, K_SLOTS, blocks > 1)
     for block in range(1, blocks):
-        v_slot = step % SLOTS
-        v_phase = step // SLOTS & 1
-        step += 1
-        slot = step % SLOTS
         if FENCE:
             fence_async_shared()
-        scores_later = warpgroup_mma(q, k_s.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(v_slot), v_phase)
+        k_slot = (step + 1) % K_SLOTS
+        scores_later = warpgroup_mma(q, k_s.index(k_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        _wait(v_full, step, V_SLOTS, True)
         if FENCE:
             fence_async_shared()
-        total_later = warpgroup_mma(weights, v_s.index(v_slot), total, is_async=True)
+        total_later = warpgroup_mma(weights, v_s.index(step % V_SLOTS), total, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores_later])
-        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.arrive(k_empty.index(k_slot), count=1)
         if block >= n_full:
             scores = mask_dead(scores, block, n_full, quarters_ptr, n_quarters, cols)
         new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
@@ -80,31 +78,34 @@ def _attend(q, k_s, v_s, k_full, k_empty, v_full, v_empty, keys, step, scale_log
         top = new_top
         # The assembler moves the wait for the values' product up to the start of its basic block, which would undo the
         # overlap. Waiting here for the next keys, which are needed anyway, ends the block after the exponentials.
-        mbarrier.wait(k_full.index((step + 1) % SLOTS), (step + 1) // SLOTS & 1, pred=block + 1 < blocks)
+        _wait(k_full, step + 2, K_SLOTS, block + 1 < blocks)
         total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
-        mbarrier.arrive(v_empty.index(v_slot), count=1)
+        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
         weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
         total = total * gl.convert_layout(fade, out_row)[:, None]
-    slot = step % SLOTS
-    mbarrier.wait(v_full.index(slot), step // SLOTS & 1)
+        step += 1
+    rows = _out_rows(target, PART, D)
+    _wait(v_full, step, V_SLOTS, True)
     if FENCE:
         fence_async_shared()
-    total_later = warpgroup_mma(weights, v_s.index(slot), total, is_async=True)
+    total_later = warpgroup_mma(weights, v_s.index(step % V_SLOTS), total, is_async=True)
     total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
-    mbarrier.arrive(v_empty.index(slot), count=1)
-    return total / gl.convert_layout(weight, out_row)[:, None]
+    mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+    _store(total / gl.convert_layout(weight, out_row)[:, None], q, target, rows, PART, D)
 
 
 @gluon.jit
-def _first_weights(q, k_s, k_full, k_empty, keys, step, scale_log2, nothing, cols, SLOTS, FENCE):
+def _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS, FENCE):
+    _, k_s, _, _ = memory
+    _, _, k_full, k_empty, _, _, _, _ = barriers
     quarters_ptr, n_full, n_quarters, _ = keys
-    slot = step % SLOTS
-    mbarrier.wait(k_full.index(slot), step // SLOTS & 1)
+    _wait(k_full, step, K_SLOTS, True)
     if FENCE:
         fence_async_shared()
-    scores = warpgroup_mma(q, k_s.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    k_slot = step % K_SLOTS
+    scores = warpgroup_mma(q, k_s.index(k_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_empty.index(slot), count=1)
+    mbarrier.arrive(k_empty.index(k_slot), count=1)
     if n_full == 0:
         scores = mask_dead(scores, 0, n_full, quarters_ptr, n_quarters, cols)
     top = gl.max(scores, 1) * scale_log2
@@ -113,33 +114,45 @@ def _first_weights(q, k_s, k_full, k_empty, keys, step, scale_log2, nothing, col
 
 
 @gluon.jit
-def _store(total, q, out_ptr, table, row_stride, offset, valid, PART, D):
-    """Through the query's own shared memory, done with by now, so that whole rows are written."""
-    q.store(total.to(q.dtype))
+def _out_rows(target, PART, D):
+    """Packed numbers of these 64 rows, asked for before the last product so that they are there after it."""
+    _, _, table, valid = target
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     at = PART * HALF + gl.arange(0, HALF, gl.SliceLayout(1, layout))
-    real = at < valid
-    rows = gl.load(table + at, mask=real, other=0).to(gl.int64)
-    offs_d = gl.arange(0, D, gl.SliceLayout(0, layout))
-    gl.store(out_ptr + (rows * row_stride + offset)[:, None] + offs_d[None, :], q.load(layout), mask=real[:, None])
+    return gl.load(table + at, mask=at < valid, other=-1).to(gl.int64)
 
 
 @gluon.jit
-def _pass_by(blocks, step, k_full, k_empty, v_full, v_empty, SLOTS):
+def _store(total, q, target, rows, PART, D):
+    """Through the query's own shared memory, done with by now, so that whole rows are written."""
+    out_ptr, row_stride, _, _ = target
+    q.store(total.to(q.dtype))
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    offs_d = gl.arange(0, D, gl.SliceLayout(0, layout))
+    gl.store(out_ptr + (rows * row_stride)[:, None] + offs_d[None, :], q.load(layout), mask=(rows >= 0)[:, None])
+
+
+@gluon.jit
+def _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS):
     """These 64 rows are all padding: only let the blocks go."""
-    for block in range(blocks):
-        slot = (step + block) % SLOTS
-        phase = (step + block) // SLOTS & 1
-        mbarrier.wait(k_full.index(slot), phase)
-        mbarrier.arrive(k_empty.index(slot), count=1)
-        mbarrier.wait(v_full.index(slot), phase)
-        mbarrier.arrive(v_empty.index(slot), count=1)
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    for _ in range(blocks):
+        _wait(k_full, step, K_SLOTS, True)
+        mbarrier.arrive(k_empty.index(step % K_SLOTS), count=1)
+        _wait(v_full, step, V_SLOTS, True)
+        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+        step += 1
+
+
+@gluon.jit
+def _wait(full, step, SLOTS, wanted):
+    mbarrier.wait(full.index(step % SLOTS), step // SLOTS & 1, pred=wanted)
 
 
 @gluon.jit
 def _next_item(taken, item_s, item_full, item_empty):
     buffer = taken % 2
     mbarrier.wait(item_full.index(buffer), taken // 2 & 1)
-    item = gl.max(item_s.index(buffer).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    item = fields(item_s.index(buffer).load(gl.BlockedLayout([8], [32], [4], [0])))
     mbarrier.arrive(item_empty.index(buffer), count=1)
     return item

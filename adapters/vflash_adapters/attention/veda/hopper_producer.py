@@ -9,67 +9,80 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, decode, key_rows
+from vflash_adapters.attention.veda.hopper_item import FIELDS, HALF, KEYS, fields, key_rows
 
-# Triton 3.8 renamed it.
+# Later releases of Triton renamed it.
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
-def produce(qkv, strides, lists_ptr, rows_ptr, counter_ptr, tables, sizes, memory, barriers, D, SLOTS):
-    """Takes the next item number from `counter_ptr` until all are taken; -1 tells the consumers to stop."""
-    heads, tiles, n_global, most_video = sizes
+def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS):
+    """Takes the next item from the counter until all are taken; an item of -1 tells the consumers to stop."""
+    q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr = inputs
+    lists_ptr, rows_ptr = tables
     q_s, k_s, v_s, item_s = memory
     q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty = barriers
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride = strides
-    # 16 bytes a thread; a warp copies whole rows.
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    # 16 bytes a thread, whole rows by a warp; four rows a thread in sequence, so that their numbers load together.
+    layout: gl.constexpr = gl.BlockedLayout([4, 8], [256 // D, D // 8], [4, 1], [1, 0])
     offs = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     offs_half = gl.arange(0, HALF, gl.SliceLayout(1, layout))
     offs_d = gl.arange(0, D, gl.SliceLayout(0, layout))[None, :]
-    total = heads * (n_global + most_video)
-    item = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    number, item = _take(items_ptr, counter_ptr, total)
     taken = 0
     step = 0
-    while item < total:
-        _publish(item, taken, item_s, item_full, item_empty)
+    while number < total:
+        head, at, valid, full, n_full, quarters, n_quarters, blocks = fields(item)
+        full_ptr, quarters_ptr = lists_ptr + full, lists_ptr + quarters
+        table = rows_ptr + at // tiles * tiles * KEYS
         buffer = taken % 2
-        mbarrier.wait(q_empty.index(buffer), (taken // 2 & 1) ^ 1)
-        head, shape, tile, valid, full, n_full, quarters, n_quarters, blocks = decode(item, tables, sizes)
-        table = rows_ptr + shape * tiles * KEYS
+        _publish(item, taken, item_s, item_full, item_empty)
         if blocks > 0:
-            q_head = qkv[0] + head.to(gl.int64) * q_head_stride
+            # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
+            wide = head.to(gl.int64)
+            rows = key_rows(0, full_ptr, n_full, quarters_ptr, n_quarters, table, offs)
+            q_head = q_ptr + wide * q_head_stride
+            k_head = k_ptr + wide * k_head_stride
+            v_head = v_ptr + wide * v_head_stride
+            q_table = rows_ptr + at * KEYS
+            mbarrier.wait(q_empty.index(buffer), (taken // 2 & 1) ^ 1)
             for half in gl.static_range(2):
-                at = half * HALF + offs_half
-                q_rows = gl.load(table + tile * KEYS + at, mask=at < valid, other=0).to(gl.int64)
-                _copy(q_s.index(buffer * 2 + half), q_head + (q_rows * q_row_stride)[:, None] + offs_d)
-        async_copy.mbarrier_arrive(q_full.index(buffer), increment_count=False)
-        if blocks > 0:
-            k_head = qkv[1] + head.to(gl.int64) * k_head_stride
-            v_head = qkv[2] + head.to(gl.int64) * v_head_stride
-            rows = key_rows(0, lists_ptr + full, n_full, lists_ptr + quarters, n_quarters, table, offs)
+                q_rows = gl.load(q_table + half * HALF + offs_half, mask=half * HALF + offs_half < valid, other=0)
+                _copy(q_s.index(buffer * 2 + half), q_head + (q_rows.to(gl.int64) * q_row_stride)[:, None] + offs_d)
+            async_copy.mbarrier_arrive(q_full.index(buffer), increment_count=False)
+            number, item = _take(items_ptr, counter_ptr, total)
             for block in range(blocks):
-                slot = step % SLOTS
-                phase = (step // SLOTS & 1) ^ 1
-                # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
-                wide = rows.to(gl.int64)
+                far = rows.to(gl.int64)
                 if block + 1 < blocks:
-                    rows = key_rows(block + 1, lists_ptr + full, n_full, lists_ptr + quarters, n_quarters, table, offs)
-                mbarrier.wait(k_empty.index(slot), phase)
-                _copy(k_s.index(slot), k_head + (wide * k_row_stride)[:, None] + offs_d)
-                async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
-                mbarrier.wait(v_empty.index(slot), phase)
-                _copy(v_s.index(slot), v_head + (wide * v_row_stride)[:, None] + offs_d)
-                async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
+                    rows = key_rows(block + 1, full_ptr, n_full, quarters_ptr, n_quarters, table, offs)
+                k_slot = step % K_SLOTS
+                mbarrier.wait(k_empty.index(k_slot), (step // K_SLOTS & 1) ^ 1)
+                _copy(k_s.index(k_slot), k_head + (far * k_row_stride)[:, None] + offs_d)
+                async_copy.mbarrier_arrive(k_full.index(k_slot), increment_count=False)
+                v_slot = step % V_SLOTS
+                mbarrier.wait(v_empty.index(v_slot), (step // V_SLOTS & 1) ^ 1)
+                _copy(v_s.index(v_slot), v_head + (far * v_row_stride)[:, None] + offs_d)
+                async_copy.mbarrier_arrive(v_full.index(v_slot), increment_count=False)
                 step += 1
+        else:
+            mbarrier.wait(q_empty.index(buffer), (taken // 2 & 1) ^ 1)
+            async_copy.mbarrier_arrive(q_full.index(buffer), increment_count=False)
+            number, item = _take(items_ptr, counter_ptr, total)
         taken += 1
-        item = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-    _publish(-1, taken, item_s, item_full, item_empty)
+    _publish(gl.full([FIELDS], -1, gl.int32, item.type.layout), taken, item_s, item_full, item_empty)
+
+
+@gluon.jit
+def _take(items_ptr, counter_ptr, total):
+    """The next item's number and fields, which nobody waits for before they are used."""
+    number = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    at = gl.arange(0, FIELDS, gl.BlockedLayout([8], [32], [4], [0]))
+    return number, gl.load(items_ptr + gl.minimum(number, total - 1) * FIELDS + at)
 
 
 @gluon.jit
 def _publish(item, taken, item_s, item_full, item_empty):
     buffer = taken % 2
     mbarrier.wait(item_empty.index(buffer), (taken // 2 & 1) ^ 1)
-    item_s.index(buffer).store(gl.full([1], item, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+    item_s.index(buffer).store(item)
     mbarrier.arrive(item_full.index(buffer), count=1)

@@ -2,8 +2,11 @@
 
 A tile whose 128 rows are all real is listed by its number. Of a partial tile only the quarters (32 rows) that hold real
 rows are listed, each as `quarter number * 64 + real rows in it`: ragged edges then cost little more than their rows.
-`entries` int32 [H, N, 4] says for each head and query tile: where its full tiles start in `lists`, how many, where its
-quarters start, how many. Query tiles that keep everything share one static list per tile shape.
+Every query tile is one item of work. `items` int32 [heads * (n_global + most_video), 8] says for each: head, row of its
+tile in the flattened `Tiling.rows`, real query rows, where its full tiles start in `lists`, how many, where its
+quarters start, how many, and how many blocks of 128 keys they make (0: no such tile, nothing to do).
+Query tiles that attend to everything take about ten times as long as the others, so they are the first items; they
+share one static list per tile shape. The others follow head by head, so that the keys in use at one time fit the cache.
 """
 
 from __future__ import annotations
@@ -19,30 +22,41 @@ from vflash_ports.errors import UnsupportedError
 QUARTER_ROWS = 32
 QUARTERS = TILE_ROWS // QUARTER_ROWS
 CODE = 64
+FIELDS = 8
 
 
 @frozen(kw_only=True, eq=False)
 class KeptLists:
-    """`lists` int32: the static lists, then `full_room` + `quarter_room` entries for each head and query tile.
+    """`lists` int32: the static lists, then `full_room` + `quarter_room` entries for each head and video query tile.
 
-    `everything` int32 [P, 4] holds the entry of a query tile that keeps all, by tile shape.
+    `everything` int32 [P, 4]: by tile shape, the list fields of an item that keeps all.
     """
 
     lists: torch.Tensor
-    entries: torch.Tensor
+    items: torch.Tensor
     everything: torch.Tensor
     first: int
     full_room: int
     quarter_room: int
+    heads: int
+    n_global: int
+    most_video: int
+
+    def item(self, head: int, tile: int, layout: TileLayout) -> int:
+        """The number of a query tile among the items."""
+        if tile >= layout.n_video:
+            return head * self.n_global + tile - layout.n_video
+        return self.heads * self.n_global + head * self.most_video + tile
 
 
 def allocate_lists(tiling: Tiling, heads: int) -> KeptLists:
-    """Room for what the budgets keep plus one tile; nothing here depends on the data."""
+    """Room for what the budgets keep; nothing here depends on the data."""
     static, everything = _static_lists(tiling)
-    most_kept = int(tiling.keep.sum(-1).max()) + max(layout.n_global for layout in tiling.layouts)
+    n_global, most_video = tiling.layouts[0].n_global, max(layout.n_video for layout in tiling.layouts)
+    most_kept = int(tiling.keep.sum(-1).max()) + n_global
     partial = max(int((layout.valid < TILE_ROWS).sum()) for layout in tiling.layouts)
     full_room, quarter_room = most_kept, QUARTERS * min(most_kept, partial)
-    entries = len(static) + heads * tiling.tiles * (full_room + quarter_room)
+    entries = len(static) + heads * most_video * (full_room + quarter_room)
     if entries >= 2**31:
         raise UnsupportedError(f"Veda's lists of kept tiles would need {entries} entries; give a smaller budget")
     device = tiling.rows.device
@@ -50,21 +64,25 @@ def allocate_lists(tiling: Tiling, heads: int) -> KeptLists:
     lists[: len(static)] = torch.tensor(static, dtype=torch.int32, device=device)
     return KeptLists(
         lists=lists,
-        entries=torch.zeros(heads, tiling.tiles, 4, dtype=torch.int32, device=device),
+        items=torch.zeros(heads * (n_global + most_video), FIELDS, dtype=torch.int32, device=device),
         everything=torch.tensor(everything, dtype=torch.int32, device=device),
         first=len(static),
         full_room=full_room,
         quarter_room=quarter_room,
+        heads=heads,
+        n_global=n_global,
+        most_video=most_video,
     )
 
 
 def kept_mask(kept: KeptLists, tiling: Tiling, head_shape: torch.Tensor) -> torch.Tensor:
     """The lists as a bool [H, N, N], for checks; waits for the device."""
-    heads, tiles = kept.entries.shape[:2]
-    lists, mask = kept.lists.tolist(), torch.zeros(heads, tiles, tiles, dtype=torch.bool)
+    lists, items = kept.lists.tolist(), kept.items.tolist()
+    mask = torch.zeros(kept.heads, tiling.tiles, tiling.tiles, dtype=torch.bool)
     for head, shape in enumerate(head_shape.tolist()):
-        for tile in range(tiling.layouts[shape].n_tiles):
-            full, n_full, quarters, n_quarters = kept.entries[head, tile].tolist()
+        layout = tiling.layouts[shape]
+        for tile in range(layout.n_tiles):
+            full, n_full, quarters, n_quarters = items[kept.item(head, tile, layout)][3:7]
             mask[head, tile, lists[full : full + n_full]] = True
             mask[head, tile, [code // CODE // QUARTERS for code in lists[quarters : quarters + n_quarters]]] = True
     return mask

@@ -46,11 +46,11 @@ class ReferenceSparseCall:
 
 
 def pooled_features(x_SHD: torch.Tensor, tiling: Tiling, head_shape: torch.Tensor) -> torch.Tensor:
-    """float32 [H, N, 3D]: mean, max, min over each video tile's real rows; zero where there is no such tile."""
+    """float32 [H, N, 3D]: mean, max, min over each tile's real rows; zero where there is no such tile."""
     _, heads, head_dim = x_SHD.shape
     features = torch.zeros(heads, tiling.tiles, 3 * head_dim, dtype=torch.float32, device=x_SHD.device)
     for head, shape in enumerate(head_shape.tolist()):
-        for tile in range(tiling.layouts[shape].n_video):
+        for tile in range(tiling.layouts[shape].n_tiles):
             rows = _real_rows(tiling, shape, tile)
             x = x_SHD[rows, head].float()
             features[head, tile] = torch.cat([x.sum(0) / len(rows), x.amax(0), x.amin(0)])

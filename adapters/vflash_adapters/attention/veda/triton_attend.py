@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from attrs import frozen
 
-from vflash_adapters.attention.veda.kept_lists import CODE, QUARTER_ROWS, KeptLists
+from vflash_adapters.attention.veda.kept_lists import CODE, FIELDS, QUARTER_ROWS, KeptLists
 from vflash_adapters.attention.veda.tiles import TILE_ROWS
 from vflash_adapters.attention.veda.tiling import Tiling
 
@@ -38,58 +38,47 @@ def attend_kept(
     """[S, H, D], contiguous: every row once, since every row lies in exactly one tile."""
     rows, heads, head_dim = q_SHD.shape
     out = torch.empty((rows, heads, head_dim), dtype=q_SHD.dtype, device=q_SHD.device)
-    n_global = tiling.layouts[0].n_global
-    video = max(layout.n_video for layout in tiling.layouts)
-    _attend[(heads * (n_global + video),)](
-        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.entries, tiling.rows, tiling.valid, tiling.sizes, head_shape,
-        *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2], heads, tiling.tiles, n_global, video,
+    _attend[(len(kept.items),)](
+        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.items, tiling.rows,
+        *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2], heads, tiling.tiles,
         head_dim**-0.5 * math.log2(math.e),
-        D=head_dim, ROWS=TILE_ROWS, KEYS=config.key_rows, QUARTER=QUARTER_ROWS, CODE=CODE, STAGES=config.stages,
-        num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
+        D=head_dim, ROWS=TILE_ROWS, KEYS=config.key_rows, QUARTER=QUARTER_ROWS, CODE=CODE, FIELDS=FIELDS,
+        STAGES=config.stages, num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _attend(  # a kernel's arguments are positional
-    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, entries_ptr, rows_ptr, valid_ptr, sizes_ptr, head_shape_ptr,
-    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
-    heads, tiles, n_global, most_video, scale_log2,
+def _attend(
+    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, items_ptr, rows_ptr,
+    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, heads, tiles, scale_log2,
     D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUARTER: tl.constexpr, CODE: tl.constexpr,
-    STAGES: tl.constexpr,
+    FIELDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # Query tiles that attend to everything take about ten times as long as the others: they start first. The others
-    # go head by head, so that the keys in flight at one time fit the cache.
-    item = tl.program_id(0)
-    light = item - heads * n_global
-    head = tl.where(light < 0, item // n_global, light // most_video)
-    shape = tl.load(head_shape_ptr + head)
-    n_video = tl.load(sizes_ptr + shape * 3 + 1)
-    tile = tl.where(light < 0, n_video + item % n_global, light % most_video)
-    if (light >= 0) & (tile >= n_video):
+    item = items_ptr + tl.program_id(0) * FIELDS
+    if tl.load(item + 7) == 0:
         return
-
     # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
-    wide = head.to(tl.int64)
-    table = rows_ptr + shape * tiles * ROWS
+    head = tl.load(item).to(tl.int64)
+    tile = tl.load(item + 1)
+    table = rows_ptr + tile // tiles * tiles * ROWS
     offs_d = tl.arange(0, D)
     offs_m = tl.arange(0, ROWS)
-    real = (offs_m < tl.load(valid_ptr + shape * tiles + tile))[:, None]
-    row = tl.load(table + tile * ROWS + offs_m).to(tl.int64)[:, None]
-    q = tl.load(q_ptr + row * q_row_stride + wide * q_head_stride + offs_d[None, :], mask=real, other=0.0)
-    k_head = k_ptr + wide * k_head_stride + offs_d[None, :]
-    v_head = v_ptr + wide * v_head_stride + offs_d[None, :]
+    real = (offs_m < tl.load(item + 2))[:, None]
+    row = tl.load(rows_ptr + tile * ROWS + offs_m).to(tl.int64)[:, None]
+    q = tl.load(q_ptr + row * q_row_stride + head * q_head_stride + offs_d[None, :], mask=real, other=0.0)
+    k_head = k_ptr + head * k_head_stride + offs_d[None, :]
+    v_head = v_ptr + head * v_head_stride + offs_d[None, :]
 
-    entry = entries_ptr + (head * tiles + tile) * 4
-    full = lists_ptr + tl.load(entry)
-    quarters = lists_ptr + tl.load(entry + 2)
-    n_quarters = tl.load(entry + 3)
+    full = lists_ptr + tl.load(item + 3)
+    quarters = lists_ptr + tl.load(item + 5)
+    n_quarters = tl.load(item + 6)
     offs_n = tl.arange(0, KEYS)
     total = tl.zeros([ROWS, D], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     PER_TILE: tl.constexpr = ROWS // KEYS
-    for i in tl.range(0, tl.load(entry + 1) * PER_TILE, num_stages=STAGES):
+    for i in tl.range(0, tl.load(item + 4) * PER_TILE, num_stages=STAGES):
         first = tl.load(full + i // PER_TILE) * ROWS + (i % PER_TILE) * KEYS
         key = tl.load(table + first + offs_n).to(tl.int64)[:, None]
         k = tl.load(k_head + key * k_row_stride)
@@ -107,7 +96,7 @@ def _attend(  # a kernel's arguments are positional
         total, top, weight = _fold(q, k, v, total, top, weight, scale_log2, live, MASKED=True)
 
     out = (total / weight[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * (heads * D) + wide * D + offs_d[None, :], out, mask=real)
+    tl.store(out_ptr + row * (heads * D) + head * D + offs_d[None, :], out, mask=real)
 
 
 @triton.jit

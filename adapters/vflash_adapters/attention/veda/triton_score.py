@@ -1,7 +1,4 @@
-"""Triton: block logits, the same numbers as `scores.block_logits`, in two launches for both sides and all heads.
-
-float32 accuracy on tensor cores: each factor is split into two TF32 parts and three products are summed.
-"""
+"""Triton: block logits with float32 accuracy on tensor cores, in two launches for both sides and all heads."""
 
 # Kernels are compiled by Triton, which reads no annotations.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -19,29 +16,20 @@ BLOCK = 64
 def block_logits(features_2HNF: torch.Tensor, projections: Projections | None) -> torch.Tensor:
     """Features float32 [2, H, N, 3D] of q, then k -> logits float32 [H, N, N]."""
     _, heads, tiles, width = features_2HNF.shape
-    head_dim = width // 3
+    D = width // 3
     blocks = triton.cdiv(tiles, BLOCK)
     embedded, row_stride = features_2HNF, width
     if projections is not None:
-        embedded = features_2HNF.new_empty(2, heads, tiles, head_dim)
-        row_stride = head_dim
+        embedded, row_stride = features_2HNF.new_empty(2, heads, tiles, D), D
         _embed[(blocks, heads, 2)](
             features_2HNF, projections.q, projections.k, embedded, tiles, heads,
-            D=head_dim, BLOCK=BLOCK, WIDTH=min(32, head_dim), num_warps=4, num_stages=2, enable_fp_fusion=True,
+            D=D, BLOCK=BLOCK, WIDTH=min(64, D), num_warps=4, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
     logits = features_2HNF.new_empty(heads, tiles, tiles)
     _multiply[(blocks, blocks, heads)](
-        embedded,
-        logits,
-        tiles,
-        heads,
-        row_stride,
-        D=head_dim,
-        BLOCK=BLOCK,
-        num_warps=4,
-        num_stages=1,
-        enable_fp_fusion=True,
-    )
+        embedded, logits, tiles, heads, row_stride,
+        D=D, BLOCK=BLOCK, num_warps=4, num_stages=1, enable_fp_fusion=True,
+    )  # fmt: skip
     return logits
 
 
@@ -54,13 +42,18 @@ def _embed(
     tile = block * BLOCK + tl.arange(0, BLOCK)
     real = (tile < tiles)[:, None]
     row = (side * heads + head).to(tl.int64) * tiles + tile[:, None]
-    weight_ptr = (q_ptr if side == 0 else k_ptr) + head.to(tl.int64) * 3 * D * D
+    weights = (q_ptr if side == 0 else k_ptr) + head.to(tl.int64) * 3 * D * D
     total = tl.load(features_ptr + row * 3 * D + offs_d[None, :], mask=real, other=0.0)
     for start in range(0, 3 * D, WIDTH):
         offs = start + tl.arange(0, WIDTH)
         x = tl.load(features_ptr + row * 3 * D + offs[None, :], mask=real, other=0.0)
-        weight = tl.load(weight_ptr + offs[:, None] * D + offs_d[None, :]).to(tl.float32)
-        total = tl.dot(x, weight, total, input_precision="tf32x3")
+        weight = tl.load(weights + offs[:, None] * D + offs_d[None, :])
+        # Three parts of 8 bits each make up a float32's 24; their products with the weights are exact in float32.
+        high = x.to(weight.dtype)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(weight.dtype)
+        low = (rest - middle.to(tl.float32)).to(weight.dtype)
+        total = tl.dot(high, weight, tl.dot(middle, weight, tl.dot(low, weight, total)))
     tl.store(out_ptr + row * D + offs_d[None, :], total, mask=real)
 
 
