@@ -21,6 +21,7 @@ VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "hopper": HopperConfig(),
     "hopper-3-keys": HopperConfig(k_slots=3),
     "hopper-3-values": HopperConfig(v_slots=3),
+    "hopper-no-turns": HopperConfig(turns=False),
     "hopper-fence": HopperConfig(fence=True),
     "triton": AttendConfig(),
 }

@@ -25,13 +25,14 @@ from vflash_adapters.attention.veda.tiling import Tiling
 @frozen(kw_only=True)
 class HopperConfig:
     """Blocks of keys and of values in flight, registers of a computing and of a copying thread, and whether computing
-    threads fence each block between copies and products."""
+    threads fence each block between copies and products, or take turns at the tensor cores."""
 
     k_slots: int = 2
     v_slots: int = 2
     consumer_registers: int = 208
     producer_registers: int = 96
     fence: bool = False
+    turns: bool = True
 
 
 def attend_kept(
@@ -54,7 +55,8 @@ def attend_kept(
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
         heads, tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
         D=head_dim, K_SLOTS=config.k_slots, V_SLOTS=config.v_slots, CONSUMER_REGISTERS=config.consumer_registers,
-        PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, num_warps=4, enable_fp_fusion=True,
+        PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, TURNS=config.turns, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
@@ -65,7 +67,7 @@ def _attend_hopper(
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
     heads, tiles, total, scale_log2,
     D: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr, FENCE: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, FENCE: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -80,13 +82,13 @@ def _attend_hopper(
     v_full, v_empty = _barriers(V_SLOTS, 128), _barriers(V_SLOTS, 2)
     item_full, item_empty = _barriers(2, 1), _barriers(2, 2)
     memory = (q_s, k_s, v_s, item_s)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, _barriers(2, 1))
     strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
     inputs, tables = (q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr), (lists_ptr, rows_ptr)
     gl.warp_specialize(
         [
-            (consume, (0, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)),
-            (consume, (1, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)),
+            (consume, (0, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
+            (consume, (1, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
             (produce, (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS)),
         ],
         [4, 4],

@@ -17,13 +17,14 @@ from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, fields, mask_
 
 
 @gluon.jit
-def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE):
+def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
     lists_ptr, rows_ptr = tables
     q_s, _, _, item_s = memory
-    q_full, q_empty, _, _, _, _, item_full, item_empty = barriers
+    q_full, q_empty, _, _, _, _, item_full, item_empty, _ = barriers
     taken = 0
     step = 0
+    turn = 0
     head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(0, item_s, item_full, item_empty)
     while blocks >= 0:
         buffer = taken % 2
@@ -32,20 +33,21 @@ def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLO
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
             target = (out_ptr + head * D, heads * D, rows_ptr + at * KEYS, valid)
-            _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE)
+            _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)
         else:
-            _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS)
+            _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS)
         step += blocks
+        turn += gl.maximum(blocks - 1, 0)
         mbarrier.arrive(q_empty.index(buffer), count=1)
         taken += 1
         head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(taken, item_s, item_full, item_empty)
 
 
 @gluon.jit
-def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE):
+def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
     """The product with the values of one block runs while the next block's softmax is computed."""
     _, k_s, v_s, _ = memory
-    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    _, _, k_full, k_empty, v_full, v_empty, _, _, turns = barriers
     quarters_ptr, n_full, n_quarters, blocks = keys
     score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     out_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -61,12 +63,16 @@ def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOT
     for block in range(1, blocks):
         if FENCE:
             fence_async_shared()
+        if TURNS:
+            _take_turn(PART, turn + block - 1, turns)
         k_slot = (step + 1) % K_SLOTS
         scores_later = warpgroup_mma(q, k_s.index(k_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         _wait(v_full, step, V_SLOTS, True)
         if FENCE:
             fence_async_shared()
         total_later = warpgroup_mma(weights, v_s.index(step % V_SLOTS), total, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - PART), count=1)
         scores = warpgroup_mma_wait(1, deps=[scores_later])
         mbarrier.arrive(k_empty.index(k_slot), count=1)
         if block >= n_full:
@@ -97,7 +103,7 @@ def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOT
 @gluon.jit
 def _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS, FENCE):
     _, k_s, _, _ = memory
-    _, _, k_full, k_empty, _, _, _, _ = barriers
+    _, _, k_full, k_empty, _, _, _, _, _ = barriers
     quarters_ptr, n_full, n_quarters, _ = keys
     _wait(k_full, step, K_SLOTS, True)
     if FENCE:
@@ -133,15 +139,25 @@ def _store(total, q, target, rows, PART, D):
 
 
 @gluon.jit
-def _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS):
-    """These 64 rows are all padding: only let the blocks go."""
-    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
-    for _ in range(blocks):
+def _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS):
+    """These 64 rows are all padding: only let the blocks go, and the other warpgroup have every turn."""
+    _, _, k_full, k_empty, v_full, v_empty, _, _, turns = barriers
+    for block in range(blocks):
+        if TURNS:  # noqa: SIM102  # decided when compiled, the other when run
+            if block > 0:
+                _take_turn(PART, turn + block - 1, turns)
+                mbarrier.arrive(turns.index(1 - PART), count=1)
         _wait(k_full, step, K_SLOTS, True)
         mbarrier.arrive(k_empty.index(step % K_SLOTS), count=1)
         _wait(v_full, step, V_SLOTS, True)
         mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
         step += 1
+
+
+@gluon.jit
+def _take_turn(PART, turn, turns):
+    """The two warpgroups hand their products to the tensor cores in turn: one's exponentials hide the other's."""
+    mbarrier.wait(turns.index(PART), (turn & 1) ^ (1 - PART))
 
 
 @gluon.jit

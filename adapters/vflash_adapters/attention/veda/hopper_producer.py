@@ -21,7 +21,7 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
     q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr = inputs
     lists_ptr, rows_ptr = tables
     q_s, k_s, v_s, item_s = memory
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, _ = barriers
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride = strides
     # 16 bytes a thread, whole rows by a warp; four rows a thread in sequence, so that their numbers load together.
     layout: gl.constexpr = gl.BlockedLayout([4, 8], [256 // D, D // 8], [4, 1], [1, 0])
