@@ -22,7 +22,6 @@ VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "hopper-3-keys": HopperConfig(k_slots=3),
     "hopper-3-values": HopperConfig(v_slots=3),
     "hopper-no-turns": HopperConfig(turns=False),
-    "hopper-fence": HopperConfig(fence=True),
     "triton": AttendConfig(),
 }
 
