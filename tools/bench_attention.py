@@ -47,9 +47,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where to write the JSON")
     parser.add_argument("--check", action="store_true", help="only compare the kernels with the reference")
     parser.add_argument("--quick", action="store_true", help="only 1344x768 5 s")
-    parser.add_argument(
-        "--no-flex", action="store_true", help="leave FlexAttention out, which takes long to compile"
-    )
+    parser.add_argument("--no-flex", action="store_true", help="leave FlexAttention out, which takes long to compile")
     parser.add_argument("--variant", choices=VARIANTS, default="hopper", help="the attention kernel's configuration")
     parser.add_argument("--keep", type=float, default=0.1, help="ratio of video tile pairs to keep")
     parser.add_argument("--repeats", type=int, default=10)
