@@ -183,8 +183,8 @@ class Engine:
                 kept.open()
             with kept.use() as denoiser:
                 latents, attention = denoise(gathered.plan, conditioning, denoiser, self.backends.attention, watch)
-                memory, adapter = denoiser.memory(), denoiser.adapter
-        return latents, self.backends.receipt(attention, memory, adapter)
+                memory, adapter, fp8 = denoiser.memory(), denoiser.adapter, denoiser.fp8_linears
+        return latents, self.backends.receipt(attention, memory, adapter, fp8)
 
     def _encode(self, prompt: str, gathered: Gathered, facts: ModelFacts, watch: RequestWatch) -> Conditioning:
         total = 1 + len(gathered.inputs)

@@ -58,6 +58,7 @@ class Denoiser:
     auxiliary: dict[str, torch.Tensor]
     residuals: dict[str, LowRank]
     adapter: AdapterReport | None
+    fp8_linears: tuple[str, ...]
     kernels: BlockKernels
     device: torch.device
     dtype: torch.dtype
@@ -230,6 +231,7 @@ def open_denoiser(
         auxiliary=auxiliary,
         residuals=residuals,
         adapter=None if adapter is None else adapter.report,
+        fp8_linears=tuple(name for name in LINEARS if f"{name}.scale" in blocks.specs()),
         kernels=kernels,
         device=device,
         dtype=dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,13 @@ class Backends:
         )
 
     def receipt(
-        self, attention: AttentionReport, memory: ResidencyMemory, adapter: AdapterReport | None = None
+        self,
+        attention: AttentionReport,
+        memory: ResidencyMemory,
+        adapter: AdapterReport | None = None,
+        fp8_linears: Sequence[str] = (),
     ) -> dict[str, Any]:
+        """`fp8_linears` are the linears of every block that ran from FP8 weights."""
         return {
             "profile": None if self.profile is None else self.profile.name,
             "adapter": adapter_receipt(adapter),
@@ -78,6 +84,7 @@ class Backends:
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "attention": attention.backend,
                 "linear": self.linear.name,
+                "fp8_linears": list(fp8_linears),
                 "block_kernels": self.kernels.name,
                 "weight_residency": self.residency.name,
                 "weight_reading": self.weight_reading,

@@ -98,7 +98,7 @@ def _block_tensor(
 
 def _heads(source: str, specs: Specs, label: str) -> int:
     """Heads of a fused projection: its rows over three times the width of the q norm beside it."""
-    norm = source.removesuffix(f"{FUSED_QKV}.weight") + "attn.q_norm.weight"
+    norm = source.rpartition(FUSED_QKV)[0] + "attn.q_norm.weight"
     rows = specs[source].shape[0]
     width = specs[norm].shape[0] if norm in specs and len(specs[norm].shape) == 1 else 0
     if not width or rows % (3 * width):
