@@ -70,10 +70,11 @@ class BlockKernels(Protocol):
         *,
         emit: ActivationFormat,
         residual: torch.Tensor | None = None,
-        residual_scale: float = 1.0,
+        residual_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | Fp8Rows:
         """packed [S, 2*F] as value then gate halves -> value * silu(gate), [S, F].
 
-        An adapter's `residual` [S, 2*F] is merged first: packed + residual * residual_scale, rounded after each.
+        An adapter's `residual` [S, 2*F] is merged first: packed + residual * residual_scale, rounded after each;
+        `residual_scale` is one float32 on the same device and comes with it.
         """
         ...

@@ -163,7 +163,7 @@ def test_swiglu_merges_an_adapter_first(kernels: BlockKernels, dtype: torch.dtyp
     packed, residual = draw(41, 96, seed=21, dtype=dtype), draw(41, 96, seed=22, dtype=dtype)
     value, gate = (packed.double() + residual.double() * 0.0625).chunk(2, dim=1)
     before = packed.clone(), residual.clone()
-    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=0.0625)
+    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=torch.tensor(0.0625))
     assert isinstance(result, torch.Tensor)
     assert_close(result, value * gate * gate.sigmoid(), dtype)
     assert torch.equal(packed, before[0])
@@ -175,7 +175,7 @@ def test_the_merge_rounds_after_scale_and_after_sum(kernels: BlockKernels) -> No
     packed, residual = (draw(41, 96, seed=seed, dtype=LOW) for seed in (23, 24))
     value, gate = (packed + (residual.float() * 0.3).to(LOW)).chunk(2, dim=1)
     expected = value * (gate.float() * gate.float().sigmoid()).to(LOW)
-    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=0.3)
+    result = kernels.swiglu(packed, emit=DENSE, residual=residual, residual_scale=torch.tensor(0.3))
     assert isinstance(result, torch.Tensor)
     assert (result != expected).float().mean() < 0.01
 

@@ -53,7 +53,10 @@ def test_norm_modulate(kernels: BlockKernels, tokens: int, width: int, emit: Act
 def test_swiglu(kernels: BlockKernels, tokens: int, width: int, merged: bool, emit: ActivationFormat) -> None:
     """With and without an adapter's residual."""
     packed = draw(tokens, 2 * width, seed=4)
-    options = {"residual": draw(tokens, 2 * width, seed=5), "residual_scale": 0.0625} if merged else {}
+    options = {}
+    if merged:
+        scale = torch.tensor(0.0625, device="cuda")
+        options = {"residual": draw(tokens, 2 * width, seed=5), "residual_scale": scale}
     expected = TorchBlockKernels().swiglu(packed, emit=DENSE, **options)
     check(kernels.swiglu(packed, emit=emit, **options), expected)
 

@@ -64,7 +64,7 @@ class KernelInputs:
             packed = self.packed.to(dtype)
             if not merge:
                 return kernels.swiglu(packed, emit=emit)
-            return kernels.swiglu(packed, emit=emit, residual=packed.flip(0), residual_scale=0.0625)
+            return kernels.swiglu(packed, emit=emit, residual=packed.flip(0), residual_scale=_sixteenth(packed))
 
         return run
 
@@ -75,7 +75,8 @@ def kernel_times(inputs: KernelInputs, kernels: BlockKernels, device: torch.devi
     for name, (run, byte_count) in inputs.stages().items():
         if name == "merge + swiglu":
             residual = torch.randn_like(inputs.packed)
-            merge = partial(kernels.swiglu, inputs.packed, emit=DENSE, residual=residual, residual_scale=0.0625)
+            scale = _sixteenth(residual)
+            merge = partial(kernels.swiglu, inputs.packed, emit=DENSE, residual=residual, residual_scale=scale)
             time = milliseconds(merge, device)
         else:
             time = milliseconds(partial(run, kernels, torch.bfloat16), device)
@@ -179,13 +180,13 @@ def launch_sweep(inputs: KernelInputs, device: torch.device) -> dict[str, dict[s
             settings=_pairs((512, 1), (1024, 4), (2048, 8), (8192, 8), (8192, 16)),
         ),
         "swiglu": swept(
-            launch_swiglu, inputs.packed, None, 1.0, hidden, None, settings=_pairs((1024, 4), (2048, 4), (2048, 8))
+            launch_swiglu, inputs.packed, None, None, hidden, None, settings=_pairs((1024, 4), (2048, 4), (2048, 8))
         ),
         "swiglu fp8": swept(
             launch_swiglu,
             inputs.packed,
             None,
-            1.0,
+            None,
             wide.codes,
             wide.scales,
             settings=_pairs(*((_block(inputs.sizes.ffn), w) for w in (16, 32))),
@@ -199,3 +200,7 @@ def _pairs(*pairs: tuple[int, int]) -> list[dict[str, int]]:
 
 def _block(width: int) -> int:
     return 1 << (width - 1).bit_length()
+
+
+def _sixteenth(like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(0.0625, device=like.device)

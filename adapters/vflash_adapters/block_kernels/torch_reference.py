@@ -75,15 +75,24 @@ class TorchBlockKernels:
         *,
         emit: ActivationFormat,
         residual: torch.Tensor | None = None,
-        residual_scale: float = 1.0,
+        residual_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | Fp8Rows:
         """See `BlockKernels.swiglu`."""
         out = _Output(packed.shape[0], packed.shape[1] // 2, like=packed, emit=emit)
         for chunk in _row_chunks(*packed.shape):
-            merged = packed[chunk] if residual is None else packed[chunk] + residual[chunk] * residual_scale
-            value, gate = merged.chunk(2, dim=1)
+            value, gate = _merged(packed, residual, residual_scale, chunk).chunk(2, dim=1)
             out.put(chunk, F.silu(gate).mul_(value))
         return out.result()
+
+
+def _merged(
+    packed: torch.Tensor, residual: torch.Tensor | None, scale: torch.Tensor | None, chunk: slice
+) -> torch.Tensor:
+    if residual is None:
+        return packed[chunk]
+    assert scale is not None, "a residual comes with its scale"
+    wide = residual[chunk].to(torch.promote_types(packed.dtype, torch.float32))
+    return packed[chunk] + (wide * scale).to(packed.dtype)
 
 
 class _Output:

@@ -75,7 +75,7 @@ class TritonBlockKernels:
         *,
         emit: ActivationFormat,
         residual: torch.Tensor | None = None,
-        residual_scale: float = 1.0,
+        residual_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | Fp8Rows:
         """See `BlockKernels.swiglu`."""
         require_rows(_NAME, packed, *(() if residual is None else (residual,)))

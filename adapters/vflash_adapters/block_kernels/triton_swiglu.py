@@ -13,22 +13,26 @@ from vflash_adapters.linear.triton_rows import store_fp8_row
 def launch_swiglu(
     packed: torch.Tensor,
     residual: torch.Tensor | None,
-    residual_scale: float,
+    residual_scale: torch.Tensor | None,
     out: torch.Tensor,
     out_scales: torch.Tensor | None,
     *,
     block: int,
     num_warps: int,
 ) -> None:
-    """packed, residual [S, 2F] -> contiguous `out` [S, F]: codes if `out_scales`, and then `block` must cover F."""
+    """packed, residual [S, 2F], residual_scale float32 -> contiguous `out` [S, F].
+
+    Codes if `out_scales`; `block` must cover F then.
+    """
     tokens, width = out.shape
     assert out_scales is None or block >= width
+    assert (residual is None) == (residual_scale is None)
     if tokens == 0:
         return
     _swiglu[(tokens, triton.cdiv(width, block))](
         packed,
         packed if residual is None else residual,
-        residual_scale,
+        packed if residual_scale is None else residual_scale,
         out,
         out if out_scales is None else out_scales,
         packed.stride(0),
@@ -46,7 +50,7 @@ def launch_swiglu(
 def _swiglu(
     packed_ptr,
     residual_ptr,
-    residual_scale,
+    residual_scale_ptr,
     out_ptr,
     out_scales_ptr,
     packed_stride,
@@ -64,6 +68,7 @@ def _swiglu(
     value = tl.load(value_at, mask=inside, other=0.0, eviction_policy="evict_first")
     gate = tl.load(value_at + WIDTH, mask=inside, other=0.0, eviction_policy="evict_first")
     if MERGE:
+        residual_scale = tl.load(residual_scale_ptr)
         residual_at = residual_ptr + token * residual_stride + columns
         value = _merged(value, tl.load(residual_at, mask=inside, other=0.0), residual_scale, dtype)
         gate = _merged(gate, tl.load(residual_at + WIDTH, mask=inside, other=0.0), residual_scale, dtype)

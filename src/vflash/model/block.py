@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from attrs import frozen
 
+from vflash.model.residual import apart
 from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import BoundLinear
@@ -121,11 +122,13 @@ def _feed_forward(
             )
         with phase("ffn_input", **at):
             with phase("ffn_input.projection", **at):
-                packed = weights.ffn_in(normed)
+                made = apart(weights.ffn_in, normed)
                 del normed
             with phase("ffn_input.silu_gate", **at):
-                hidden = run.kernels.swiglu(packed, emit=weights.ffn_out.consumes)
-                del packed
+                hidden = run.kernels.swiglu(
+                    made.values, emit=weights.ffn_out.consumes, residual=made.residual, residual_scale=made.scale
+                )
+                del made
         with phase("ffn_output", **at):
             with phase("ffn_output.projection", **at):
                 update = weights.ffn_out(hidden)

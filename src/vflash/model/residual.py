@@ -132,6 +132,24 @@ class AdaptedLinear:
         return result
 
 
+@frozen(kw_only=True, eq=False)
+class Apart:
+    """A linear's output and, unless it is in there already, the residual [rows, out] to add at `scale` (float32)."""
+
+    values: torch.Tensor
+    residual: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
+def apart(linear: BoundLinear, values: torch.Tensor | Fp8Rows) -> Apart:
+    """What `linear` makes of `values`, its residual not yet added where a kernel downstream can do so for all columns
+    at once: one pass over memory in the place of three."""
+    if not isinstance(linear, AdaptedLinear) or len(linear.parts) != 1 or isinstance(values, Fp8Rows):
+        return Apart(values=linear(values))
+    update = F.linear(F.linear(values, linear.down), linear.ups[0])
+    return Apart(values=linear.base(values), residual=update, scale=linear.scales[0])
+
+
 def bind_residual(base: BoundLinear, tensors: Tensors, plan: PackedResidual | None) -> BoundLinear:
     """`base` with the residual packed beside it, as views; without a plan, `base` itself."""
     if plan is None:

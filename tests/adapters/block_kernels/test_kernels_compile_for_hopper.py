@@ -39,13 +39,13 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     ),
     "merge and swiglu": (
         triton_swiglu._swiglu,
-        {"residual_scale": "fp32"},
+        {"residual_scale_ptr": F32},
         {"WIDTH": 14336, "BLOCK": 2048, "MERGE": True, "FP8": False},
         4,
     ),
     "swiglu fp8": (
         triton_swiglu._swiglu,
-        {"out_ptr": CODES, "out_scales_ptr": F32, "residual_scale": "fp32"},
+        {"out_ptr": CODES, "out_scales_ptr": F32},
         {"WIDTH": 14336, "BLOCK": 16384, "MERGE": False, "FP8": True},
         16,
     ),

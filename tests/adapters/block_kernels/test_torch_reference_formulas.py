@@ -99,7 +99,7 @@ def test_gate_residual() -> None:
 def check_swiglu(tokens: int, width: int, scale: float, merged: bool, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     packed, residual = draw(g, tokens, 2 * width), draw(g, tokens, 2 * width)
-    options = {"residual": residual, "residual_scale": scale} if merged else {}
+    options = {"residual": residual, "residual_scale": torch.tensor(scale, dtype=torch.float64)} if merged else {}
     result = KERNELS.swiglu(packed, emit=ActivationFormat.DENSE, **options)
     assert isinstance(result, torch.Tensor)
     total = packed + residual * scale if merged else packed

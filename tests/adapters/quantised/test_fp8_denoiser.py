@@ -253,8 +253,9 @@ def test_a_weight_with_nan_leaves_nothing_behind(plain: Path, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-ERROR_BOUNDS: Mapping[str, float] = {"fp8-weight-only": 0.06, "w8a8": 0.08}
-"""Relative error of the final latents after four evaluations, against BF16 of the same tiny model."""
+ERROR_BOUNDS: Mapping[str, float] = {"fp8-weight-only": 0.03, "w8a8": 0.035}
+"""Relative error of the final latents after four evaluations, against BF16 of the same tiny model; measured 0.020 and
+0.024."""
 
 
 def test_the_error_over_a_short_trajectory_is_bounded(plain: Path, fp8: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vflash.model.block import BlockRun, BlockWeights, run_block
+from vflash.model.residual import AdaptedLinear, Part, apart
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -129,3 +130,21 @@ def test_the_result_is_in_the_storage_of_x() -> None:
     """The residual stream exists once."""
     x = torch.randn(S, C)
     assert run_block(weights([]), run(S), x, torch.randn(3, 6, C), block=0, evaluation=0).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_of_the_ffn_input_is_merged_in_the_activation(dtype: torch.dtype) -> None:
+    """Its residual reaches SwiGLU unmerged; bit by bit what adding it first gives."""
+    torch.manual_seed(2)
+    base = Bf16Linear().bind(PackedLinear(weight=(torch.randn(2 * F, C) * C**-0.5).to(dtype)))
+    part = Part(rank_start=0, rank_stop=4, column_start=0, column_stop=2 * F)
+    up, down = torch.randn(2 * F, 4).to(dtype), torch.randn(4, C).to(dtype)
+    adapted = AdaptedLinear(base=base, down=down, ups=(up,), scales=(torch.tensor(0.3),), parts=(part,))
+    values, kernels = torch.randn(37, C).to(dtype), TorchBlockKernels()
+    made = apart(adapted, values)
+    assert made.residual is not None
+    fused = kernels.swiglu(made.values, emit=ActivationFormat.DENSE, residual=made.residual, residual_scale=made.scale)
+    added = kernels.swiglu(adapted(values), emit=ActivationFormat.DENSE)
+    assert isinstance(fused, torch.Tensor)
+    assert isinstance(added, torch.Tensor)
+    assert torch.equal(fused, added)
