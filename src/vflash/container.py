@@ -29,6 +29,7 @@ from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
 from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
+from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
@@ -221,6 +222,7 @@ class Container(containers.DeclarativeContainer):
     quantise: Provider[dict[str, Any]] = providers.Callable(quantise_model, CanonicalOpener(MmapWeights), LINEARS)
     checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
     clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
+    clip_verdict: Provider[dict[str, Any]] = providers.Callable(judge_report)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
     pipeline: Provider[Engine] = providers.Factory(
         Engine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,13 @@ def judge_file(
     height, width = played.frames.shape[1:3]
     pictures = [None if path is None else _picture(path, height, width) for path in (first_frame, last_frame)]
     return judge(measure(played), expected, first_frame=pictures[0], last_frame=pictures[1])
+
+
+def judge_report(
+    clip: Path, expectation: str, *, first_frame: Path | None = None, last_frame: Path | None = None
+) -> dict[str, Any]:
+    """`judge_file` in plain JSON types: the score, and each attribute's expected, measured and right."""
+    return judge_file(clip, expectation, first_frame=first_frame, last_frame=last_frame).as_dict()
 
 
 def _picture(path: Path, height: int, width: int) -> NDArray[np.uint8]:

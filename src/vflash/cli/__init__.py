@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate, inspect, plan, quantize, sidecar, verify
+from vflash.cli import decode, demo, doctor, generate, inspect, judge, plan, quantize, sidecar, verify
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -21,6 +21,7 @@ app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.command("decode")(decode.decode)
 app.command("inspect")(inspect.inspect)
+app.command("judge")(judge.judge)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)

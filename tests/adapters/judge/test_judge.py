@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import attrs
@@ -160,3 +161,24 @@ def test_the_interval_holds_the_share() -> None:
         low, high = wilson(right_count, asked)
         assert 0.0 <= low <= right_count / asked <= high <= 1.0
     assert np.diff(wilson(900, 1000))[0] < np.diff(wilson(90, 100))[0]
+
+
+def test_the_command_prints_every_attribute(tmp_path: Path) -> None:
+    """A table for people, JSON for programs, and an exit status that can gate on the score."""
+    from typer.testing import CliRunner
+
+    from vflash.cli import app
+
+    scene = scene_of(Motion.UP)
+    encoded(scene, SMALL, tmp_path / "clip.mp4")
+    caption = write_caption(describe(scene)[0], Language.ENGLISH)
+    command = ["judge", str(tmp_path / "clip.mp4"), "--expect", caption]
+    table = CliRunner().invoke(app, [*command, "--require", "1.0"])
+    assert table.exit_code == 0
+    assert "right  motion         expected up, measured up" in table.output
+    assert "100% of" in table.output
+    program = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(program.output)["attributes"]["motion"] == {"expected": "up", "measured": "up", "right": True}
+    wrong = CliRunner().invoke(app, ["judge", command[1], "--expect", "a ring falls", "--require", "1.0"])
+    assert wrong.exit_code == 1
+    assert "WRONG  motion" in wrong.output
