@@ -1,4 +1,7 @@
-"""`PYTHONPATH=src:ports:adapters:tools python -m tiny_h3 all --folder RUN --seconds 520`: train, or one part of it."""
+"""Train the tiny H3, or a part of it, and export it.
+
+PYTHONPATH=src:ports:adapters:tools python -m tiny_h3 all --folder RUN --seconds 530
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
+from tiny_h3.export import export_checkpoint, size_of
 from tiny_h3.run import RunPlan, run
 from tiny_h3.sizes import FULL, TOY
 from tiny_h3.stage import Budget
@@ -14,8 +18,9 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tiny_h3", description=__doc__)
-    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae"))
+    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "export"))
     parser.add_argument("--folder", type=Path, required=True, help="states, logs and sheets; a run goes on from it")
+    parser.add_argument("--output", type=Path, help="the checkpoint folder that `export` writes")
     parser.add_argument("--seconds", type=float, default=520.0)
     parser.add_argument("--steps", type=int, default=None, help="at most this many steps a stage")
     parser.add_argument("--toy", action="store_true", help="toy dimensions, for a smoke test")
@@ -30,6 +35,11 @@ def main() -> None:
         train_video_vae(VideoVaeJob(sizes=sizes, folder=args.folder, budget=budget))
     elif args.stage == "audio-vae":
         train_audio_vae(AudioVaeJob(sizes=sizes, folder=args.folder, budget=budget))
+    elif args.stage == "export":
+        if args.output is None:
+            parser.error("export needs --output")
+        export_checkpoint(args.folder, args.output, sizes)
+        print(size_of(args.output))
     else:
         run(
             RunPlan(
