@@ -27,6 +27,7 @@ from vflash.stages.loudness import levels
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
+from vflash_adapters.attention.veda.opening import open_veda
 from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.judge.file import judge_report
@@ -120,7 +121,7 @@ def _all_of(selector: Provider[Any]) -> Provider[dict[str, Callable[[], Any]]]:
     return providers.Dict({name: choice.provider for name, choice in selector.providers.items()})
 
 
-ATTENTION: dict[str, Provider[Attention]] = {
+EXACT_ATTENTION: dict[str, Provider[Attention]] = {
     "auto": providers.Singleton(DeviceDefaultAttention),
     "naive": providers.Singleton(NaiveAttention),
     **{backend.name: providers.Object(backend) for backend in SDPA_BACKENDS},
@@ -166,7 +167,20 @@ class Container(containers.DeclarativeContainer):
         torch=providers.Singleton(TorchBlockKernels),
         triton=providers.Singleton(triton_block_kernels),
     )
-    attention: Provider[Attention] = providers.Selector(settings.provided.attention_backend, **ATTENTION)
+    veda_dense: Provider[Attention] = providers.Selector(settings.provided.veda_dense_backend, **EXACT_ATTENTION)
+    veda: Provider[Attention] = providers.Singleton(
+        open_veda,
+        settings.provided.veda_predictor,
+        veda_dense,
+        kernels=settings.provided.veda_kernels,
+        dense_edge_layers=settings.provided.veda_dense_edge_layers,
+        dense_steps=settings.provided.veda_dense_steps,
+        target_budget=settings.provided.veda_target_budget,
+        reference_budget=settings.provided.veda_reference_budget,
+    )
+    attention: Provider[Attention] = providers.Selector(
+        settings.provided.attention_backend, **EXACT_ATTENTION, veda=veda, **{"veda-meanpool": veda}
+    )
     residency: Provider[Residency] = providers.Selector(settings.provided.weight_residency, **RESIDENCY)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)

@@ -22,13 +22,35 @@ class Dtype(Choice):
 
 
 class AttentionBackend(Choice):
-    """`auto` is the measured default of the device (docs/attention.md), always exact, and named in the receipt."""
+    """`auto` is the measured default of the device (docs/attention.md), always exact, and named in the receipt. Both
+    Vedas are approximate: `veda` scores tiles with a trained predictor, `veda-meanpool` without one."""
 
     AUTO = "auto"
     NAIVE = "naive"
     SDPA = "sdpa"
     SDPA_FLASH = "sdpa-flash"
     SDPA_CUDNN = "sdpa-cudnn"
+    VEDA = "veda"
+    VEDA_MEANPOOL = "veda-meanpool"
+
+
+class VedaDenseBackend(Choice):
+    """The exact attention of the blocks and evaluations that Veda leaves dense."""
+
+    AUTO = "auto"
+    NAIVE = "naive"
+    SDPA = "sdpa"
+    SDPA_FLASH = "sdpa-flash"
+    SDPA_CUDNN = "sdpa-cudnn"
+
+
+class VedaKernels(Choice):
+    """`auto` is hopper on compute capability 9.0, triton on other CUDA devices, reference on a CPU."""
+
+    AUTO = "auto"
+    HOPPER = "hopper"
+    TRITON = "triton"
+    REFERENCE = "reference"
 
 
 class Linear(Choice):
@@ -128,6 +150,22 @@ def _positive(value: Any, wanted: str) -> float:
     return number
 
 
+_BUDGET = re.compile(r"ratio=(0?\.[0-9]{1,9}|1(\.0{1,9})?|0)|tiles=[0-9]{1,6}(\.[0-9]{1,9})?")
+
+
+def _budget(value: Any) -> str:
+    if not isinstance(value, str) or not _BUDGET.fullmatch(value) or not float(value.partition("=")[2]) > 0:
+        raise ContractError(f"must be ratio=R with 0 < R <= 1, or tiles=N, got {value!r}")
+    return value
+
+
+def _evaluations(value: Any) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ContractError(f"must be a list of evaluations, counted from 0, got {value!r}")
+    return numbers
+
+
 def _read_workers(_: Any, attribute: Attribute[int], value: Any) -> None:
     if type(value) is not int or value not in (1, 2, 4, 8):
         raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {value!r}")
@@ -141,6 +179,13 @@ class Settings:
     device: str = field(default="cuda", converter=_device)
     dtype: Dtype = field(default=Dtype.BFLOAT16, converter=Dtype)
     attention_backend: AttentionBackend = field(default=AttentionBackend.AUTO, converter=AttentionBackend)
+    veda_predictor: Path | None = field(default=None, converter=optional(to_path))
+    veda_dense_edge_layers: int = field(default=3, validator=whole_number(0, 1000))
+    veda_dense_backend: VedaDenseBackend = field(default=VedaDenseBackend.AUTO, converter=VedaDenseBackend)
+    veda_dense_steps: tuple[int, ...] = field(default=(), converter=_evaluations)
+    veda_kernels: VedaKernels = field(default=VedaKernels.AUTO, converter=VedaKernels)
+    veda_target_budget: str | None = field(default=None, converter=optional(_budget))
+    veda_reference_budget: str | None = field(default=None, converter=optional(_budget))
     linear: Linear = field(default=Linear.BF16, converter=Linear)
     fp8_kernels: Fp8Kernels = field(default=Fp8Kernels.AUTO, converter=Fp8Kernels)
     fp8_fast_accum: bool = field(default=False, converter=to_bool)
@@ -169,6 +214,15 @@ class Settings:
                 "weight_reading=sidecar and weight_sidecar=FOLDER go together: give both, or neither "
                 f"(got {self.weight_reading} and {self.weight_sidecar})"
             )
+        if (self.attention_backend is AttentionBackend.VEDA) != (self.veda_predictor is not None):
+            raise ContractError(
+                "attention_backend=veda and veda_predictor=FILE go together: give both, or neither; "
+                "veda-meanpool is the Veda that needs no predictor "
+                f"(got {self.attention_backend} and {self.veda_predictor})"
+            )
+        for name in ("veda_dense_steps", "veda_target_budget", "veda_reference_budget"):
+            if getattr(self, name) and not self.attention_backend.startswith("veda"):
+                raise ContractError(f"{name} is given, but attention_backend is {self.attention_backend}; drop it")
         for name in ("adapter_alpha", "adapter_strength", "adapter_qkv_order"):
             if self.adapter is None and getattr(self, name) is not None:
                 raise ContractError(f"{name} is given but no adapter; name its file as adapter, or drop the option")

@@ -12,6 +12,7 @@ from vflash.domain.fields import from_mapping
 from vflash.settings import Settings
 from vflash_ports.errors import ContractError
 
+BESIDE = {"sidecar": {"weight_sidecar": "folder"}, "veda": {"veda_predictor": "predictor.safetensors"}}
 CHOICES = {item.name: type(item.default) for item in attrs.fields(Settings) if isinstance(item.default, StrEnum)}
 
 
@@ -44,7 +45,7 @@ def test_illegal_devices(device):
 def test_every_choice_takes_its_values_and_no_other(name):
     """As text or as member; an unknown value lists all legal ones under the field's name."""
     for member in CHOICES[name]:
-        beside = {"weight_sidecar": "folder"} if member == "sidecar" else {}
+        beside = BESIDE.get(str(member), {})
         assert getattr(Settings(model_dir="model", **{name: str(member)}, **beside), name) is member
         assert getattr(Settings(model_dir="model", **{name: member}, **beside), name) is member
     for wrong in ("fastest", "", None, 1, True):

@@ -17,7 +17,7 @@ from recording import RecordingCodecs, RecordingSink, RecordingTextEncoders
 from vflash.container import Container
 from vflash.engine import Engine
 from vflash.pipeline import H3Pipeline, VideoRequest
-from vflash.settings import Settings, WeightReading
+from vflash.settings import Settings
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.media.frames_dir import FramesDirSink
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
@@ -36,15 +36,19 @@ SELECTED: dict[str, str] = {
     "linear": "linear",
     "residency": "weight_residency",
     "sink": "media_video_input",
+    "veda_dense": "veda_dense_backend",
     "weights": "weight_reading",
 }
 """Container provider -> the setting that chooses its adapter."""
+BESIDE = {"sidecar": {"weight_sidecar": "side"}, "veda": {"veda_predictor": "predictor.safetensors"}}
+"""Choice -> what must be given with it; that it exists is found out later."""
 PORTS: dict[str, Any] = {
     "attention": Attention,
     "block_kernels": BlockKernels,
     "linear": LinearExecution,
     "residency": Residency,
     "sink": MediaSink,
+    "veda_dense": Attention,
     "weights": WeightOpener,
 }
 
@@ -70,8 +74,8 @@ def test_every_selector_offers_exactly_its_enum():
 )
 def test_every_branch_can_be_built(name, choice):
     """Composition loads nothing and probes nothing, so even a GPU's adapters are built here; they refuse in `check`."""
-    sidecar = {"weight_sidecar": "side"} if choice == WeightReading.SIDECAR else {}
-    settings = Settings(model_dir="model", device="cpu", **{SELECTED[name]: choice}, **sidecar)
+    beside = BESIDE.get(choice, {})
+    settings = Settings(model_dir="model", device="cpu", **{SELECTED[name]: choice}, **beside)
     adapter = getattr(Container(settings=settings), name)()
     assert members(PORTS[name])
     assert [member for member in members(PORTS[name]) if not hasattr(adapter, member)] == []

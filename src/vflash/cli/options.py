@@ -47,7 +47,31 @@ Duration = Annotated[int | None, typer.Option(help="Whole seconds, 5 to 15  [def
 Steps = Annotated[int | None, typer.Option(help="Model evaluations  [default: 50]", rich_help_panel=REQUEST)]
 Seed = Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=REQUEST)]
 AttentionBackend = Annotated[
-    str | None, typer.Option(help="auto, naive, sdpa, sdpa-flash or sdpa-cudnn", rich_help_panel=BACKENDS)
+    str | None,
+    typer.Option(
+        help="auto, naive, sdpa, sdpa-flash, sdpa-cudnn; approximate: veda, veda-meanpool", rich_help_panel=BACKENDS
+    ),
+]
+VEDA = "Veda attention"
+VedaPredictor = Annotated[Path | None, typer.Option(help="The trained predictor, for veda", rich_help_panel=VEDA)]
+VedaDenseEdgeLayers = Annotated[
+    int | None, typer.Option(help="Exact blocks at either end of the stack  [default: 3]", rich_help_panel=VEDA)
+]
+VedaDenseBackend = Annotated[
+    str | None, typer.Option(help="The exact attention of those blocks  [default: auto]", rich_help_panel=VEDA)
+]
+VedaDenseSteps = Annotated[
+    list[int] | None,
+    typer.Option(help="An evaluation that is exact throughout, from 0; repeat it.", rich_help_panel=VEDA),
+]
+VedaKernels = Annotated[
+    str | None, typer.Option(help="auto, hopper, triton or reference  [default: auto]", rich_help_panel=VEDA)
+]
+VedaTargetBudget = Annotated[
+    str | None, typer.Option(help="ratio=0.1 or tiles=32 instead of the predictor's own", rich_help_panel=VEDA)
+]
+VedaReferenceBudget = Annotated[
+    str | None, typer.Option(help="The same for references, if the predictor tiles them", rich_help_panel=VEDA)
 ]
 Linear = Annotated[
     str | None, typer.Option(help="How linear layers run: bf16, fp8-weight-only or w8a8", rich_help_panel=BACKENDS)

@@ -51,7 +51,8 @@ def layout(grid: tuple[int, int, int] = GRID, **changes: object) -> AttentionLay
 
 
 def veda(predictor: Predictor | None, **options: object) -> VedaAttention:
-    return VedaAttention(predictor=predictor, kernels=ReferenceKernels(), dense=sdpa_attention("sdpa"), **options)
+    path = predictor and predictor.path
+    return VedaAttention(predictor=path, kernels=ReferenceKernels(), dense=sdpa_attention("sdpa"), **options)
 
 
 def run(attend: AttentionFn, made: AttentionLayout) -> dict[tuple[int, int], torch.Tensor]:

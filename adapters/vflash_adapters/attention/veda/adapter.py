@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from attrs import define, field, frozen
 from vflash_adapters.attention.veda.budget import Budget, BudgetKind
 from vflash_adapters.attention.veda.kernels import SparseCall, VedaKernels
 from vflash_adapters.attention.veda.plans import ChosenPlan, choose_plan, uniform_plan
-from vflash_adapters.attention.veda.predictor import Predictor, Projections
+from vflash_adapters.attention.veda.predictor import Predictor, Projections, read_predictor
 from vflash_adapters.attention.veda.self_test import check_kernels
 from vflash_adapters.attention.veda.tiles import TILE_ROWS
 from vflash_adapters.attention.veda.tiling import Spans, Tiling, build_tiling, tiled_spans
@@ -23,7 +24,9 @@ DEFAULT_RATIO = Budget(kind=BudgetKind.RATIO, value=0.1)
 
 @frozen(kw_only=True, eq=False)
 class VedaAttention:
-    """`predictor` scores the tiles; None scores them by mean-pooled q and k (the backend 'veda-meanpool').
+    """`predictor`, a file, scores the tiles; None scores them by mean-pooled q and k (the backend 'veda-meanpool').
+
+    Building one reads nothing: the file is checked, and its tensors are read, at the first `prepare`.
 
     The first and last `dense_edge_layers` blocks, and every block of the evaluations in `dense_steps`, run on `dense`.
     Budgets left at None are the predictor's; without a predictor a tenth of the dense cost.
@@ -31,25 +34,27 @@ class VedaAttention:
 
     dense: Attention
     kernels: VedaKernels
-    predictor: Predictor | None = None
+    predictor: Path | None = None
     dense_edge_layers: int = 3
-    dense_steps: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    dense_steps: Collection[int] = ()
     target_budget: Budget | None = None
     reference_budget: Budget | None = None
+    _read: list[Predictor] = field(factory=list, init=False)
     _tested: set[torch.device] = field(factory=set, init=False)
     _projections: dict[torch.device, dict[int, Projections]] = field(factory=dict, init=False)
 
     @property
     def name(self) -> str:
-        return "veda" if self.predictor else "veda-meanpool"
+        return "veda-meanpool" if self.predictor is None else "veda"
 
     def prepare(self, layout: AttentionLayout) -> VedaFn:
         """Raises `ContractError` where predictor and model differ, `UnsupportedError` where the kernels cannot run."""
-        self.check_model(blocks=layout.blocks, heads=layout.heads, head_dim=layout.head_dim)
+        predictor = self._checked_predictor(layout)
         dense = self.dense.prepare(layout)
-        spans = tiled_spans(layout, tile_conditions=bool(self.predictor and self.predictor.tile_conditions))
-        chosen = self._plan(spans, layout)
-        tiling = build_tiling(spans, chosen.plan, *self._budgets(), layout.device)
+        spans = tiled_spans(layout, tile_conditions=predictor is not None and predictor.tile_conditions)
+        chosen = _chosen_plan(predictor, spans, layout)
+        target, reference = self._budgets(predictor)
+        tiling = build_tiling(spans, chosen.plan, target, reference, layout.device)
         sparse = self.kernels.prepare(tiling, layout)
         self._self_test(layout)
         head_shapes = torch.tensor(chosen.plan.head_shape, dtype=torch.int32, device=layout.device)
@@ -61,59 +66,66 @@ class VedaAttention:
             chosen=chosen,
             spans=spans,
             tiling=tiling,
+            budgets=(target, reference),
             head_shapes=head_shapes,
-            projections=self._on(layout.device),
+            projections=self._on(layout.device, predictor),
         )
 
-    def check_model(self, *, blocks: int, heads: int, head_dim: int) -> None:
-        """Known from the model's configuration alone, so it can be asked before any weight is loaded."""
-        if not 0 <= 2 * self.dense_edge_layers < blocks:
+    def _checked_predictor(self, layout: AttentionLayout) -> Predictor | None:
+        if not 0 <= 2 * self.dense_edge_layers < layout.blocks:
             raise ContractError(
-                f"veda_dense_edge_layers={self.dense_edge_layers} leaves no sparse block of {blocks}; "
-                f"give 0 to {(blocks - 1) // 2}, or choose an exact backend"
+                f"veda_dense_edge_layers={self.dense_edge_layers} leaves no sparse block of {layout.blocks}; "
+                f"give 0 to {(layout.blocks - 1) // 2}, or choose an exact backend"
             )
         if self.predictor is None:
-            return
-        model, trained = (blocks, heads, head_dim), self._predictor_size(self.predictor)
+            return None
+        if not self._read:
+            self._read.append(read_predictor(self.predictor))
+        predictor = self._read[0]
+        trained = (predictor.blocks, predictor.heads, predictor.head_dim)
+        model = (layout.blocks, layout.heads, layout.head_dim)
         if model != trained:
             raise ContractError(
-                f"{self.predictor.path} was trained for (blocks, heads, head size) {trained}, this model has {model}; "
+                f"{self.predictor} was trained for (blocks, heads, head size) {trained}, this model has {model}; "
                 "give the predictor of this model, or choose the backend 'veda-meanpool'"
             )
+        return predictor
 
     def is_dense(self, block: int, evaluation: int, blocks: int) -> bool:
         edge = self.dense_edge_layers
         return block < edge or block >= blocks - edge or evaluation in self.dense_steps
 
-    def _plan(self, spans: Spans, layout: AttentionLayout) -> ChosenPlan:
-        if self.predictor is None:
-            plan = uniform_plan(spans.target_grid, blocks=layout.blocks, heads=layout.heads)
-            return ChosenPlan(plan=plan, exact=True)
-        return choose_plan(self.predictor.plans, spans.target_grid)
-
-    def _budgets(self) -> tuple[Budget, Budget | None]:
-        if self.predictor is None:
+    def _budgets(self, predictor: Predictor | None) -> tuple[Budget, Budget | None]:
+        if self.reference_budget is not None and not (predictor and predictor.tile_conditions):
+            raise ContractError(
+                "veda_reference_budget is given, but references stay dense without a predictor that was trained on "
+                "tiled ones; drop the option"
+            )
+        if predictor is None:
             return self.target_budget or DEFAULT_RATIO, None
-        reference = self.reference_budget or self.predictor.reference_budget
-        return self.target_budget or self.predictor.target_budget, reference
+        reference = self.reference_budget or predictor.reference_budget
+        return self.target_budget or predictor.target_budget, reference
 
     def _self_test(self, layout: AttentionLayout) -> None:
         if layout.device not in self._tested:
             check_kernels(self.kernels, layout.device, layout.dtype, layout.head_dim)
             self._tested.add(layout.device)
 
-    def _on(self, device: torch.device) -> Mapping[int, Projections]:
+    def _on(self, device: torch.device, predictor: Predictor | None) -> Mapping[int, Projections]:
         """The sparse blocks' projections, read once and kept on the device."""
-        if self.predictor is None:
+        if predictor is None:
             return {}
         if device not in self._projections:
-            sparse_blocks = range(self.dense_edge_layers, self.predictor.blocks - self.dense_edge_layers)
-            self._projections[device] = self.predictor.projections(sparse_blocks, device)
+            sparse_blocks = range(self.dense_edge_layers, predictor.blocks - self.dense_edge_layers)
+            self._projections[device] = predictor.projections(sparse_blocks, device)
         return self._projections[device]
 
-    @staticmethod
-    def _predictor_size(predictor: Predictor) -> tuple[int, int, int]:
-        return predictor.blocks, predictor.heads, predictor.head_dim
+
+def _chosen_plan(predictor: Predictor | None, spans: Spans, layout: AttentionLayout) -> ChosenPlan:
+    if predictor is None:
+        plan = uniform_plan(spans.target_grid, blocks=layout.blocks, heads=layout.heads)
+        return ChosenPlan(plan=plan, exact=True)
+    return choose_plan(predictor.plans, spans.target_grid)
 
 
 @define(kw_only=True, eq=False)
@@ -127,6 +139,7 @@ class VedaFn:
     chosen: ChosenPlan
     spans: Spans
     tiling: Tiling
+    budgets: tuple[Budget, Budget | None]
     head_shapes: torch.Tensor
     projections: Mapping[int, Projections]
     _sparse_blocks: list[int] = field(factory=list, init=False)
@@ -153,14 +166,14 @@ class VedaFn:
 
     def _details(self, dense: AttentionReport) -> dict[str, Any]:
         predictor = self.backend.predictor
-        target, reference = self.backend._budgets()
+        target, reference = self.budgets
         return {
             "kernels": self.sparse.name,
             "dense_backend": dense.backend,
             "dense_edge_layers": self.backend.dense_edge_layers,
             "dense_steps": sorted(self.backend.dense_steps),
             "dense_layers": sorted(self._dense_blocks),
-            "predictor": str(predictor.path) if predictor else None,
+            "predictor": None if predictor is None else str(predictor),
             "plan": self.chosen.plan.name,
             "plan_exact": self.chosen.exact,
             "plan_mirrored": self.chosen.mirrored,

@@ -56,6 +56,15 @@ class Budget:
         return self.value * ideal**2 / columns
 
 
+def parse_budget(text: str) -> Budget:
+    """ "ratio=0.1" or "tiles=32". Raises `ContractError` for anything else."""
+    kind, _, value = text.partition("=")
+    try:
+        return Budget(kind=BudgetKind(kind), value=float(value))
+    except ValueError as error:
+        raise ContractError(f"Veda budget {text!r}: give ratio=0.1 or tiles=32, with your number") from error
+
+
 def remainder_pattern(remainder: float, rows: int) -> Sequence[int]:
     """1 where row r takes one tile more, so that the rows up to r took floor((r + 1) * remainder) in all."""
     fraction = round(min(max(remainder, 0.0), 1.0), 12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from attrs import field, frozen
 
@@ -9,6 +11,7 @@ from vflash_adapters.attention.veda.kernels import SparseCall, VedaKernels
 from vflash_adapters.attention.veda.reference import ReferenceKernels
 from vflash_adapters.attention.veda.tiling import Tiling
 from vflash_ports.attention import AttentionLayout
+from vflash_ports.errors import UnsupportedError
 
 
 @frozen(kw_only=True)
@@ -21,9 +24,25 @@ class DeviceKernels:
         return device_kernels(layout.device).prepare(tiling, layout)
 
 
+def named_kernels(name: str) -> VedaKernels:
+    """`auto`, `hopper`, `triton` or `reference`. Raises `UnsupportedError` where Triton is needed and missing."""
+    if name in ("auto", "reference"):
+        return DeviceKernels() if name == "auto" else ReferenceKernels()
+    fast = _fast()
+    return fast.HopperKernels() if name == "hopper" else fast.TritonKernels()
+
+
 def device_kernels(device: torch.device) -> VedaKernels:
     if device.type != "cuda":
         return ReferenceKernels()
-    from vflash_adapters.attention.veda.fast import HOPPER, HopperKernels, TritonKernels
+    return named_kernels("hopper" if torch.cuda.get_device_capability(device) == _fast().HOPPER else "triton")
 
-    return HopperKernels() if torch.cuda.get_device_capability(device) == HOPPER else TritonKernels()
+
+def _fast() -> ModuleType:
+    try:
+        from vflash_adapters.attention.veda import fast
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "Veda's GPU kernels need Triton: install vflash[gpu], or choose veda_kernels='reference'"
+        ) from error
+    return fast
