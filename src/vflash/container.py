@@ -11,6 +11,7 @@ import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
 
+from vflash.denoise_session import DenoiseSession
 from vflash.domain.footprint import LinearStorage
 from vflash.domain.memory import MemoryOptions, Placement, Residence
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
@@ -24,12 +25,14 @@ from vflash.stages.foresee import Foresight
 from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.kept import Kept
 from vflash.stages.loudness import levels
+from vflash.stages.models import Models
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
 from vflash_adapters.attention.veda.opening import open_veda
 from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
+from vflash_adapters.conditioning.sealed_folder import SealedFolder
 from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -54,36 +57,34 @@ from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
-from vflash_ports.latent_codec import LatentCodec, LatentCodecProvider
+from vflash_ports.conditioning import ConditioningStore
+from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
 from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
 from vflash_ports.residency import Residency
-from vflash_ports.text_encoder import TextEncoder, TextEncoderLoader, TextEncoderProvider
+from vflash_ports.text_encoder import TextEncoderLoader, TextEncoderProvider
 from vflash_ports.weights import WeightOpener
 
 
-def _kept_denoisers(
-    settings: Settings, backends: Backends, facts: Callable[[str], ModelFacts]
-) -> dict[str, Kept[Denoiser]]:
-    def opener(folder: str) -> Callable[[], AbstractContextManager[Denoiser]]:
-        return lambda: backends.open_denoiser(settings.model_dir / folder, facts(folder).denoiser)
+def _models(
+    settings: Settings,
+    backends: Backends,
+    facts: Callable[[str], ModelFacts],
+    encoder: TextEncoderProvider,
+    codec: LatentCodecProvider,
+) -> Models:
+    keep, root = settings.model_lifetime is Lifetime.KEEP, settings.model_dir
+    device, dtype = backends.device, backends.dtype
 
-    keep = settings.model_lifetime is Lifetime.KEEP
-    return {folder: Kept(opener(folder), keep=keep) for folder in ("transformer", "transformer_ref")}
+    def denoiser(folder: str) -> Callable[[], AbstractContextManager[Denoiser]]:
+        return lambda: backends.open_denoiser(root / folder, facts(folder).denoiser)
 
-
-def _kept_encoder(settings: Settings, provider: TextEncoderProvider, device: torch.device) -> Kept[TextEncoder]:
-    return Kept(
-        lambda: provider.open(settings.model_dir, device=device, dtype=torch_dtype(settings)),
-        keep=settings.model_lifetime is Lifetime.KEEP,
-    )
-
-
-def _kept_codec(settings: Settings, provider: LatentCodecProvider, device: torch.device) -> Kept[LatentCodec]:
-    return Kept(
-        lambda: provider.open(settings.model_dir, device=device, dtype=torch_dtype(settings)),
-        keep=settings.model_lifetime is Lifetime.KEEP,
+    return Models(
+        encoder=Kept(lambda: encoder.open(root, device=device, dtype=dtype), keep=keep),
+        codec=Kept(lambda: codec.open(root, device=device, dtype=dtype), keep=keep),
+        denoisers={folder: Kept(denoiser(folder), keep=keep) for folder in ("transformer", "transformer_ref")},
+        first_denoiser="transformer" if backends.profile is None else backends.profile.component,
     )
 
 
@@ -238,16 +239,29 @@ class Container(containers.DeclarativeContainer):
     clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
     clip_verdict: Provider[dict[str, Any]] = providers.Callable(judge_report)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
+    models: Provider[Models] = providers.Factory(
+        _models, settings, backends, model_facts, encoder=text_encoder, codec=latent_codec
+    )
+    conditioning_store: Provider[ConditioningStore] = providers.Singleton(SealedFolder)
+    denoise_session: Provider[DenoiseSession] = providers.Factory(
+        DenoiseSession,
+        model_dir=settings.provided.model_dir,
+        model_facts=model_facts,
+        backends=backends,
+        foresight=foresight,
+        models=models,
+        conditioning_store=conditioning_store,
+        latent_store=latent_store,
+    )
     pipeline: Provider[Engine] = providers.Factory(
         Engine,
         model_dir=settings.provided.model_dir,
         model_facts=model_facts,
         backends=backends,
         foresight=foresight,
-        encoder=providers.Factory(_kept_encoder, settings, text_encoder, device),
-        codec=providers.Factory(_kept_codec, settings, latent_codec, device),
-        denoisers=providers.Factory(_kept_denoisers, settings, backends, model_facts),
+        models=models,
         reader=reference_reader,
         sink=sink,
         latent_store=latent_store,
+        conditioning_store=conditioning_store,
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +13,7 @@ from attrs import define, field, frozen
 from vflash import __version__
 from vflash.domain.duration import ClipLength
 from vflash.domain.fields import to_path
-from vflash.domain.memory_plan import MemoryPlan
+from vflash.domain.memory_plan import MemoryPlan, describe_need
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import denoiser_folder
 from vflash.domain.progress import ProgressCallback
@@ -27,22 +25,23 @@ from vflash.domain.receipts import (
     request_receipt,
 )
 from vflash.domain.request import VideoRequest
-from vflash.model.transformer import Denoiser
-from vflash.stages.backends import Backends
+from vflash.stages.backends import Backends, check_device
+from vflash.stages.bundle import to_bundle
+from vflash.stages.clock import RequestClock
 from vflash.stages.decode import decode, saved_length
-from vflash.stages.denoise import denoise
-from vflash.stages.encode import Conditioning, Conditions, encode_conditions, presentation
+from vflash.stages.encode import Conditioning
 from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
 from vflash.stages.gather import Gathered, gather
-from vflash.stages.kept import Kept
+from vflash.stages.models import Models
 from vflash.stages.outputs import Outputs, plan_outputs, write_receipt
 from vflash.stages.recorder import PhaseRecorder
+from vflash.stages.reuse import ConditioningReuseScope, ReuseCache, content_digest
+from vflash.stages.steps import denoise_request, encode_request
 from vflash.stages.watch import RequestWatch
+from vflash_ports.conditioning import ConditioningStore
 from vflash_ports.errors import ContractError, DeliveryError, VflashError
-from vflash_ports.latent_codec import LatentCodec
 from vflash_ports.media import Delivery, Latents, LatentStore, MediaSink, ReferenceReader
-from vflash_ports.text_encoder import TextEncoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,13 +54,14 @@ class VideoResult:
     receipt: dict[str, Any]
 
 
-@frozen(kw_only=True)
-class RequestClock:
-    """When a request began, and how much model loading had been paid for by then."""
+@frozen(kw_only=True, eq=False)
+class EncodeResult:
+    """One sealed conditioning bundle."""
 
-    number: int
-    start: float
-    initialization_before: float
+    path: Path
+    bundle_id: str
+    elapsed_seconds: float
+    stages: dict[str, Any]
 
 
 @define(kw_only=True, eq=False)
@@ -72,12 +72,12 @@ class Engine:
     model_facts: Callable[[str], ModelFacts]
     backends: Backends
     foresight: Foresight
-    encoder: Kept[TextEncoder]
-    codec: Kept[LatentCodec]
-    denoisers: Mapping[str, Kept[Denoiser]]
+    models: Models
     reader: ReferenceReader
     sink: MediaSink
     latent_store: LatentStore
+    conditioning_store: ConditioningStore
+    _reuse: ReuseCache = field(factory=ReuseCache, init=False)
     _gate: Gate = field(factory=Gate, init=False)
 
     @property
@@ -87,18 +87,15 @@ class Engine:
     @property
     def initialization_seconds(self) -> float:
         """All model opening so far; outside every request's own time only when `prepare` was called first."""
-        return sum(kept.open_seconds for kept in self._lifetimes())
+        return self.models.open_seconds
 
     def prepare(self) -> None:
         """Check every backend, then load what is kept between requests (of the denoisers the profile's, else that of
         text and keyframe modes)."""
         with self._gate.maintain():
-            folder = self._first_denoiser()
-            self.backends.check(self.model_facts(folder))
-            self.backends.check_adapter(self.model_dir / folder)
-            for kept in (self.encoder, self.codec, self.denoisers[folder]):
-                if kept.keep:
-                    kept.open()
+            self.backends.check(self.model_facts(self.models.first_denoiser))
+            self.backends.check_adapter(self.model_dir / self.models.first_denoiser)
+            self.models.open_kept()
 
     def plan(self, request: VideoRequest) -> MemoryPlan:
         """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing."""
@@ -115,47 +112,73 @@ class Engine:
         *,
         progress: ProgressCallback | None = None,
         profile_denoise: bool = False,
+        conditioning_reuse_scope: ConditioningReuseScope | None = None,
     ) -> VideoResult:
         """Raises `ContractError` before weights load for what cannot be done; `ExecutionError` for what failed."""
         check_request(request)
         with self._gate.admit() as number:
             recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
-            clock, watch = self._clock(number), RequestWatch(progress, device=self.backends.device, phases=recorder)
+            clock = RequestClock(number=number, models=self.models)
+            watch = RequestWatch(progress, device=self.backends.device, phases=recorder)
             outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
             outputs.check(self.sink, self.latent_store)
             folder = denoiser_folder(request.mode)
             facts = self.model_facts(folder)
             self.backends.check(facts)
             self.backends.check_adapter(self.model_dir / folder)
-            with watch.stage("input_preparation"):
-                gathered = gather(request, facts, self.reader, self.backends.profile)
-                foreseen = self.foresight.plan(request, gathered, facts)
-                foreseen.require_fit()
-            with self._execution(watch):
-                latents, run = self._latents(request, gathered, facts, watch)
+            gathered, foreseen = self._gather(request, facts, watch)
+            with self._gate.executing(watch, self._release):
+                conditioning = self._conditioning(request, gathered, facts, watch, conditioning_reuse_scope)
+                made = denoise_request(gathered.plan, conditioning, self.models, self.backends, watch)
                 with watch.stage("latent_export"):
-                    self.latent_store.save(latents, outputs.latents)
-                delivery = self._deliver(latents, gathered.plan.length, facts, outputs, watch)
-            described = request_receipt(request, gathered.plan, facts)
-            profile, trace = (None, None) if recorder is None else recorder.finish(run["weights"]["block_bytes"])
-            run["planned"] = foreseen.describe()["chosen"]
-            run["generation"] = generation_receipt(gathered.plan, watch.stages, profile)
+                    self.latent_store.save(made.latents, outputs.latents)
+                profile, trace = (None, None) if recorder is None else recorder.finish(made.block_bytes)
+                delivery = self._deliver(made.latents, gathered.plan.length, facts, outputs, watch)
+            run = {
+                **request_receipt(request, gathered.plan, facts),
+                **made.run,
+                "planned": describe_need(foreseen.chosen),
+                "conditioning_reuse": self._reuse.status,
+                "generation": generation_receipt(gathered.plan, watch.stages, profile),
+            }
             if trace is not None and outputs.trace is not None:
                 write_receipt(trace, outputs.trace, what="trace")
-            return self._finish({**described, **run}, delivery, outputs, watch, clock)
+            return self._finish(run, delivery, outputs, watch, clock)
+
+    def encode(
+        self, request: VideoRequest, bundle: Path | str, *, progress: ProgressCallback | None = None
+    ) -> EncodeResult:
+        """Encode only, into a sealed folder at `bundle`, which must not exist: what `denoise` goes on from."""
+        check_request(request)
+        with self._gate.admit() as number:
+            clock = RequestClock(number=number, models=self.models)
+            watch = RequestWatch(progress, device=self.backends.device)
+            folder = to_path(bundle)
+            self.conditioning_store.check(folder)
+            facts = self.model_facts(denoiser_folder(request.mode))
+            check_device(self.backends.device)
+            gathered, _ = self._gather(request, facts, watch)
+            with self._gate.executing(watch, self._release):
+                conditioning = self._conditioning(request, gathered, facts, watch, None)
+                sealed = to_bundle(request, gathered.plan, conditioning, self.model_dir, self.backends.dtype)
+                bundle_id = self.conditioning_store.save(sealed, folder)
+            return EncodeResult(
+                path=folder, bundle_id=bundle_id, elapsed_seconds=clock.elapsed_seconds, stages=watch.stages
+            )
 
     def decode(
         self, latents_path: Path | str, output: Path | str, *, progress: ProgressCallback | None = None
     ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
         with self._gate.admit() as number:
-            clock, watch = self._clock(number), RequestWatch(progress, device=self.backends.device)
+            clock = RequestClock(number=number, models=self.models)
+            watch = RequestWatch(progress, device=self.backends.device)
             outputs = plan_outputs(to_path(output), to_path(latents_path))
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)
-            facts = self.model_facts(next(iter(self.denoisers)))
+            facts = self.model_facts(self.models.first_denoiser)
             length = saved_length(latents, facts.codec, what=str(latents_path))
-            with self._execution(watch):
+            with self._gate.executing(watch, self._release):
                 delivery = self._deliver(latents, length, facts, outputs, watch)
             return self._finish(decode_receipt(latents.metadata, length), delivery, outputs, watch, clock)
 
@@ -172,37 +195,11 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _latents(
-        self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, watch: RequestWatch
-    ) -> tuple[Latents, dict[str, Any]]:
-        with watch.stage("encoding"):
-            conditioning = self._encode(request.prompt, gathered, facts, watch)
-        with watch.stage("denoising"):
-            with watch.stage("load"):
-                kept = self.denoisers[gathered.plan.denoiser]
-                kept.open()
-            with kept.use() as denoiser:
-                latents, attention = denoise(gathered.plan, conditioning, denoiser, self.backends.attention, watch)
-                memory, adapter, fp8 = denoiser.memory(), denoiser.adapter, denoiser.fp8_linears
-        return latents, self.backends.receipt(attention, memory, adapter, fp8)
-
-    def _encode(self, prompt: str, gathered: Gathered, facts: ModelFacts, watch: RequestWatch) -> Conditioning:
-        total = 1 + len(gathered.inputs)
-        with watch.stage("text"), self.encoder.use() as encoder:
-            text = encoder.encode(presentation(prompt, gathered.inputs))
-        watch.progress("encoding", 1, total)
-        conditions = Conditions()
-        if gathered.inputs:
-            with watch.stage("conditions"), self.codec.use() as codec:
-                conditions = encode_conditions(gathered, facts, codec)
-            watch.progress("encoding", total, total)
-        return Conditioning(text=text, conditions=conditions)
-
     def _deliver(
         self, latents: Latents, length: ClipLength, facts: ModelFacts, outputs: Outputs, watch: RequestWatch
     ) -> Delivery:
         try:
-            with watch.stage("media"), self.codec.use() as codec:
+            with watch.stage("media"), self.models.codec.use() as codec:
                 clip = decode(latents, length, facts.codec, codec, watch)
                 with watch.stage("video_decode_and_encode"):
                     return self.sink.write(clip, outputs.video)
@@ -233,8 +230,7 @@ class Engine:
     ) -> VideoResult:
         if not outputs.keep_latents:
             outputs.latents.unlink(missing_ok=True)
-        elapsed = time.perf_counter() - clock.start
-        loading = self.initialization_seconds - clock.initialization_before
+        elapsed, loading = clock.elapsed_seconds, clock.loading_seconds
         stages = {
             "initialization_seconds": loading,
             "request_elapsed_seconds": elapsed - loading,
@@ -254,29 +250,30 @@ class Engine:
         write_receipt(written, outputs.receipt)
         return VideoResult(path=outputs.video, elapsed_seconds=elapsed, stages=stages, receipt=written)
 
-    @contextmanager
-    def _execution(self, watch: RequestWatch) -> Iterator[None]:
-        try:
-            with self._gate.executing(watch):
-                yield
-        finally:
-            if self._gate.failure is not None:
-                self._release()
+    def _gather(self, request: VideoRequest, facts: ModelFacts, watch: RequestWatch) -> tuple[Gathered, MemoryPlan]:
+        with watch.stage("input_preparation"):
+            gathered = gather(request, facts, self.reader, self.backends.profile)
+            foreseen = self.foresight.plan(request, gathered, facts)
+            foreseen.require_fit()
+        return gathered, foreseen
 
-    def _clock(self, number: int) -> RequestClock:
-        return RequestClock(number=number, start=time.perf_counter(), initialization_before=self.initialization_seconds)
+    def _conditioning(
+        self,
+        request: VideoRequest,
+        gathered: Gathered,
+        facts: ModelFacts,
+        watch: RequestWatch,
+        scope: ConditioningReuseScope | None,
+    ) -> Conditioning:
+        def encode() -> Conditioning:
+            return encode_request(request.prompt, gathered, facts, self.models, watch)
 
-    def _first_denoiser(self) -> str:
-        profile = self.backends.profile
-        return next(iter(self.denoisers)) if profile is None else profile.component
-
-    def _lifetimes(self) -> tuple[Kept[Any], ...]:
-        return (self.encoder, self.codec, *self.denoisers.values())
+        digest = "" if scope is None else content_digest(request.prompt, gathered)
+        return self._reuse.conditioning(scope, digest, encode)
 
     def _release(self) -> None:
-        with ExitStack() as every:  # one that fails to close does not keep the others
-            for kept in self._lifetimes():
-                every.callback(kept.close)
+        self._reuse.clear()
+        self.models.release()
 
 
 def check_request(request: VideoRequest) -> None:

@@ -13,12 +13,21 @@ from vflash.domain.fields import from_mapping
 from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.domain.request import Reference, VideoRequest
-from vflash.engine import VideoResult
+from vflash.engine import EncodeResult, VideoResult
 from vflash.settings import Settings
+from vflash.stages.reuse import ConditioningReuseScope
 from vflash_ports.errors import ContractError
 from vflash_ports.text_encoder import TextEncoderLoader
 
-__all__ = ["H3Pipeline", "PipelineProgress", "Reference", "VideoRequest", "VideoResult"]
+__all__ = [
+    "ConditioningReuseScope",
+    "EncodeResult",
+    "H3Pipeline",
+    "PipelineProgress",
+    "Reference",
+    "VideoRequest",
+    "VideoResult",
+]
 
 
 class H3Pipeline:
@@ -65,15 +74,29 @@ class H3Pipeline:
         *,
         progress: ProgressCallback | None = None,
         profile_denoise: bool = False,
+        conditioning_reuse_scope: ConditioningReuseScope | None = None,
     ) -> VideoResult:
         """One request -> one MP4 at `output_path`, which must not exist, and its receipt beside it.
 
         `progress` is called after each unit of work; raising from it cancels within one evaluation and leaves the
         pipeline healthy. Raises `ContractError` for bad input, `ExecutionError` for a failed execution, which also
         retires the pipeline. `profile_denoise` times every piece of the denoising: `generation.denoise_profile` in the
-        receipt, and a trace for Perfetto beside the clip; compare speeds without it.
+        receipt, and a trace for Perfetto beside the clip; compare speeds without it. Requests that carry the same
+        `conditioning_reuse_scope` reuse the last one's conditioning where prompt, inputs and canvas are equal.
         """
-        return self._engine.generate(request, output_path, progress=progress, profile_denoise=profile_denoise)
+        return self._engine.generate(
+            request,
+            output_path,
+            progress=progress,
+            profile_denoise=profile_denoise,
+            conditioning_reuse_scope=conditioning_reuse_scope,
+        )
+
+    def encode(
+        self, request: VideoRequest, bundle_path: Path | str, *, progress: ProgressCallback | None = None
+    ) -> EncodeResult:
+        """Encode only: a sealed conditioning bundle in a new folder, for `NativeEngineSession` or `vflash denoise`."""
+        return self._engine.encode(request, bundle_path, progress=progress)
 
     def decode(
         self, latents_path: Path | str, output_path: Path | str, *, progress: ProgressCallback | None = None

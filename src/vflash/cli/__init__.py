@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from vflash.cli import decode, demo, doctor, generate, inspect, judge, plan, quantize, sidecar, verify
+from vflash.cli import (
+    decode,
+    demo,
+    denoise,
+    doctor,
+    encode,
+    generate,
+    inspect,
+    judge,
+    plan,
+    quantize,
+    sidecar,
+    verify,
+)
 from vflash.cli.reporting import report_error
 from vflash_ports.errors import ContractError, VflashError
 
@@ -19,6 +32,8 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
+app.command("encode")(encode.encode)
+app.command("denoise")(denoise.denoise)
 app.command("decode")(decode.decode)
 app.command("inspect")(inspect.inspect)
 app.command("judge")(judge.judge)

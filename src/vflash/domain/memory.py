@@ -63,6 +63,9 @@ class PartBytes:
     read: int
 
 
+NOTHING = PartBytes(loaded=0, largest=0, read=0)
+
+
 @frozen(kw_only=True)
 class ModelBytes:
     """A checkpoint's parts by its headers. `projections` is the AdaLN weights: read once a schedule, then dropped."""

@@ -51,24 +51,31 @@ def plan_request(
 ) -> Plan:
     """`keyframe_size` (width, height) of the first keyframe given decides the canvas where the request names none;
     `profile` fixes evaluations and shifts."""
+    schedule = schedule_of(
+        profile,
+        component=denoiser_folder(request.mode),
+        steps=request.steps,
+        video_shift=request.video_shift,
+        audio_shift=request.audio_shift,
+        defaults=(facts.video_shift, facts.audio_shift),
+    )
     canvas = _canvas(request, facts, keyframe_size)
+    return make_plan(
+        facts, mode=request.mode, canvas=canvas, duration_s=request.duration_s, schedule=schedule, seed=request.seed
+    )
+
+
+def make_plan(facts: ModelFacts, *, mode: Mode, canvas: Canvas, duration_s: int, schedule: Schedule, seed: int) -> Plan:
     codec = facts.codec
-    length = clip_length(request.duration_s, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
+    length = clip_length(duration_s, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
     check_budget(canvas, length)
     return Plan(
-        mode=request.mode,
+        mode=mode,
         canvas=canvas,
         length=length,
-        schedule=schedule_of(
-            profile,
-            component=denoiser_folder(request.mode),
-            steps=request.steps,
-            video_shift=request.video_shift,
-            audio_shift=request.audio_shift,
-            defaults=(facts.video_shift, facts.audio_shift),
-        ),
-        seed=request.seed,
-        denoiser=denoiser_folder(request.mode),
+        schedule=schedule,
+        seed=seed,
+        denoiser=denoiser_folder(mode),
         latent_height=canvas.height // codec.spatial_ratio,
         latent_width=canvas.width // codec.spatial_ratio,
         sample_rate_hz=codec.sample_rate_hz,

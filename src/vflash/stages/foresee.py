@@ -11,10 +11,10 @@ from attrs import define, evolve, field
 from vflash.domain.canvas import Canvas, round_to
 from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
 from vflash.domain.footprint import Pixels, Rows
-from vflash.domain.memory import MemoryOptions, ModelBytes, Need, Workload, judge, need
+from vflash.domain.memory import NOTHING, MemoryOptions, ModelBytes, Need, Workload, judge, need
 from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change
 from vflash.domain.model_facts import ModelFacts
-from vflash.domain.packing import Condition, Keyframe, PictureBlock, SoundBlock, VideoBlock, pack
+from vflash.domain.packing import Condition, Keyframe, PackedLayout, PictureBlock, SoundBlock, VideoBlock, pack
 from vflash.domain.plan import Plan, replan
 from vflash.domain.request import VideoRequest
 from vflash.model.load import stack_bytes
@@ -52,16 +52,26 @@ class Foresight:
         self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, *, compare: bool = False
     ) -> MemoryPlan:
         """Headers are read once a pipeline; nothing is loaded. `compare` judges every other choice as well."""
-        limits = self.limits(self.backends.device)
         work = self.workload(request, gathered, facts)
+        return self._judged(gathered.plan, work, facts, self._smaller(request, gathered, facts), compare)
+
+    def plan_denoising(self, plan: Plan, layout: PackedLayout, facts: ModelFacts) -> MemoryPlan:
+        """Of a session that only denoises: no encoder, no VAE, no pixels."""
+        work = self._workload(plan, count_rows(layout), Pixels(width=0, height=0), facts)
+        work = evolve(work, model=evolve(work.model, encoder=NOTHING, codec=NOTHING))
+        return self._judged(plan, work, facts, iter(()), compare=False)
+
+    def _judged(
+        self, plan: Plan, work: Workload, facts: ModelFacts, smaller: Iterator[tuple[str, Workload]], compare: bool
+    ) -> MemoryPlan:
+        limits = self.limits(self.backends.device)
 
         def judged(work: Workload, options: MemoryOptions) -> Need:
             return judge(need(work, options), limits, self._unsupported(options, facts))
 
         chosen = judged(work, self.options)
-        smaller = self._smaller(request, gathered, facts)
         return MemoryPlan(
-            plan=gathered.plan,
+            plan=plan,
             work=work,
             limits=limits,
             chosen=chosen,
@@ -70,12 +80,15 @@ class Foresight:
         )
 
     def workload(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Workload:
-        plan = gathered.plan
+        rows = planned_rows(request.prompt, gathered, facts)
+        return self._workload(gathered.plan, rows, _pixels(gathered), facts)
+
+    def _workload(self, plan: Plan, rows: Rows, pixels: Pixels, facts: ModelFacts) -> Workload:
         return Workload(
             facts=facts,
             model=self._model(plan.denoiser),
-            rows=planned_rows(request.prompt, gathered, facts),
-            pixels=_pixels(gathered),
+            rows=rows,
+            pixels=pixels,
             evaluations=plan.schedule.evaluations,
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
@@ -121,9 +134,9 @@ class Foresight:
 
 def planned_rows(prompt: str, gathered: Gathered, facts: ModelFacts) -> Rows:
     """Exact but for the text, whose tokens are estimated: nothing is tokenised yet."""
-    plan, text = gathered.plan, _text_rows(prompt, gathered)
+    plan = gathered.plan
     layout = pack(
-        text_rows=text,
+        text_rows=_text_rows(prompt, gathered),
         conditions=[_planned_block(item, plan, facts) for item in gathered.inputs],
         latent_frames=plan.length.latent_frames,
         latent_height=plan.latent_height,
@@ -131,8 +144,12 @@ def planned_rows(prompt: str, gathered: Gathered, facts: ModelFacts) -> Rows:
         audio_latents=plan.length.audio_latents,
         patch=facts.denoiser.patch_size,
     )
+    return count_rows(layout)
+
+
+def count_rows(layout: PackedLayout) -> Rows:
     return Rows(
-        text=text,
+        text=layout.rows_of(SegmentKind.TEXT),
         condition=layout.rows_of(SegmentKind.CONDITION_VIDEO, SegmentKind.CONDITION_AUDIO),
         target_audio=layout.rows_of(SegmentKind.TARGET_AUDIO),
         target_video=layout.rows_of(SegmentKind.TARGET_VIDEO),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
@@ -43,8 +43,8 @@ class Gate:
             yield
 
     @contextmanager
-    def executing(self, watch: RequestWatch) -> Iterator[None]:
-        """Whatever fails in here other than by the caller's own doing retires the pipeline."""
+    def executing(self, watch: RequestWatch, release: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Whatever fails in here other than by the caller's own doing retires the pipeline, and `release` is called."""
         try:
             yield
         except ContractError:
@@ -52,6 +52,7 @@ class Gate:
         except BaseException as error:
             if not watch.cancelled:
                 self.failure = f"{type(error).__name__}: {error}"
+                release()
             raise
 
     @contextmanager

@@ -33,9 +33,17 @@ class Outputs:
         sink.check(self.video)
         if store is not None:
             store.check(self.latents)
-        for what, path in (("receipt", self.receipt), ("trace", self.trace)):
-            if path is not None and os.path.lexists(path):
-                raise ContractError(f"{path} exists; it would be this clip's {what}: choose another output name")
+        check_absent("receipt", self.receipt)
+        check_absent("trace", self.trace)
+
+
+def check_absent(what: str, path: Path | None) -> None:
+    if path is not None and os.path.lexists(path):
+        raise ContractError(f"{path} exists; it would be this clip's {what}: choose another output name")
+
+
+def trace_path(output: Path) -> Path:
+    return output.with_suffix(".denoise-trace.json")
 
 
 def plan_outputs(output: Path, save_latents: Path | None, *, profiled: bool = False) -> Outputs:
@@ -46,7 +54,7 @@ def plan_outputs(output: Path, save_latents: Path | None, *, profiled: bool = Fa
         receipt=output.with_suffix(".receipt.json"),
         latents=save_latents or output.with_suffix(".latents.safetensors"),
         keep_latents=save_latents is not None,
-        trace=output.with_suffix(".denoise-trace.json") if profiled else None,
+        trace=trace_path(output) if profiled else None,
     )
     written = (outputs.video, outputs.receipt, outputs.latents, outputs.trace)
     paths = [path.absolute() for path in written if path is not None]
