@@ -41,10 +41,11 @@ class PeakMeter:
             self._highest[name] = max(value, self._highest.get(name, 0))
         return found
 
-    def highest(self) -> dict[str, int]:
-        """The highest of all stages, and the process's highest resident set since it began."""
+    def highest(self) -> dict[str, int | None]:
+        """The highest of all stages, and the process's highest resident set since it began; None is not measured."""
         unit = 1 if sys.platform == "darwin" else 1024
-        return {**self._highest, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+        device = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes"))
+        return {**device, **self._highest, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
 
     def _on_cuda(self) -> bool:
         return self._device is not None and self._device.type == "cuda"

@@ -73,7 +73,7 @@ class RequestWatch:
             if outermost:
                 record.update(self._meter.end())
 
-    def peaks(self) -> dict[str, int]:
+    def peaks(self) -> dict[str, int | None]:
         """The highest of every stage so far, bytes."""
         return self._meter.highest()
 

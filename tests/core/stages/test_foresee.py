@@ -148,7 +148,7 @@ def test_planned_rows_are_those_that_get_packed(tiny_checkpoints: Mapping[str, P
     with Container(settings=Settings(model_dir=folder, device="cpu", dtype="float32")).pipeline() as engine:
         from vflash.stages.encode import encode_conditions
 
-        with engine.codec.use() as codec:
+        with engine.models.codec.use() as codec:
             conditions = encode_conditions(gathered, facts, codec)
     layout = lay_out(plan, facts.denoiser, Conditioning(text=text(planned.text, 32), conditions=conditions))
     assert planned.total == layout.rows
