@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vflash_adapters.media.contact_sheet import sheet_frames, thumbnail, write_contact_sheet
 from vflash_adapters.media.frame_statistics import FrameStatistics
-from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media
+from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media, require_codec
 from vflash_adapters.media.reference_limits import ReferenceLimits
 from vflash_adapters.media.scratch import check_target
 from vflash_ports.errors import MediaError
@@ -93,6 +93,7 @@ def _only_video(container: InputContainer, path: Path) -> Any:
     streams = moving_streams(container)
     if not streams:
         raise MediaError(f"{path} holds no video stream")
+    require_codec(streams[0], path)
     width, height = streams[0].codec_context.width, streams[0].codec_context.height
     if not 1 <= width * height <= LIMITS.frame_pixels:
         raise MediaError(f"{path} is {width}x{height}, outside 1 to {LIMITS.frame_pixels} pixels")
@@ -116,7 +117,8 @@ def _described(container: InputContainer, path: Path) -> dict[str, Any]:
 
 
 def _coded(container: InputContainer) -> list[Any]:
-    return [stream for stream in container.streams if stream.type in ("video", "audio")]
+    known = [stream for stream in container.streams if stream.codec_context is not None]
+    return [stream for stream in known if stream.type in ("video", "audio")]
 
 
 def _seconds(ticks: int | None, time_base: Fraction | None) -> float | None:
@@ -131,6 +133,7 @@ def _listen(path: Path) -> Sound | None:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
+        require_codec(stream, path)
         planar = AudioResampler(format="fltp", layout=stream.layout, rate=stream.rate)
         parts: list[NDArray[Any]] = []
         for frame in container.decode(stream):

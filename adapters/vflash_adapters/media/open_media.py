@@ -13,6 +13,7 @@ from vflash_ports.errors import MediaError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.stream import Stream
     from av.video.stream import VideoStream
 
 # Playlists, image sequences and scripts are left out: they name other files.
@@ -41,6 +42,12 @@ def moving_streams(container: InputContainer) -> list[VideoStream]:
     from av.stream import Disposition
 
     return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+
+
+def require_codec(stream: Stream, path: Path) -> None:
+    """`MediaError` for a stream whose codec libav does not know: PyAV then gives it no context."""
+    if stream.codec_context is None:
+        raise MediaError(f"media {path} holds a {stream.type} stream in an unknown codec: re-encode it")
 
 
 class DecodeClock:

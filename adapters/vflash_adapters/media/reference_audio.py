@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media
+from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media, require_codec
 from vflash_adapters.media.reference_limits import ReferenceLimits
 from vflash_adapters.media.resample import resample
 from vflash_ports.errors import MediaError
@@ -84,6 +84,7 @@ def _start_seconds(stream: Stream) -> float:
 
 
 def _require_usable(stream: AudioStream, path: Path) -> int:
+    require_codec(stream, path)
     channels, rate_hz = stream.codec_context.channels, stream.codec_context.sample_rate
     if channels not in (1, 2):
         raise MediaError(f"sound {path} has {channels} channels: mix it down to mono or stereo")

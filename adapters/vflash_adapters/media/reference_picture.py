@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import warnings
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Plain raster formats (JPEG includes MPO); those that run programs or hold layers (EPS, PSD) are left out.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+# What Pillow's decoders raise on damaged data.
+DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError, struct.error)
 BACKDROP = (255, 255, 255, 255)
 
 
@@ -34,7 +37,8 @@ def read_picture(path: Path, limits: ReferenceLimits) -> torch.Tensor:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # doubtful metadata is of no use here; the pixels are checked below
-            with Image.open(path, formats=FORMATS) as picture:
+            # From memory: a reader of files allocates whatever length a chunk claims, this one what is there.
+            with Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as picture:
                 _require_still(picture, path, limits)
                 picture.load()
                 return _pixels(_rgb(ImageOps.exif_transpose(picture), path))
@@ -44,8 +48,7 @@ def read_picture(path: Path, limits: ReferenceLimits) -> torch.Tensor:
         raise MediaError(f"picture {path} is too large: {error}") from error
     except MediaError:
         raise
-    # What Pillow's decoders raise on damaged data.
-    except (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, EOFError, struct.error) as error:
+    except DAMAGE as error:
         raise MediaError(f"picture {path} is damaged: {error}") from error
 
 

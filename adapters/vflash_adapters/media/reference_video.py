@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vflash_adapters.media.frame_clock import SlotOf, frame_clock
-from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media
+from vflash_adapters.media.open_media import DecodeClock, moving_streams, open_media, require_codec
 from vflash_adapters.media.picture_fit import fit_picture
 from vflash_adapters.media.reference_limits import ReferenceLimits
 from vflash_ports.errors import MediaError
@@ -62,6 +62,7 @@ def _video_stream(container: InputContainer, path: Path, limits: ReferenceLimits
     if not streams:
         raise MediaError(f"video {path} holds no video stream")
     stream = streams[0]
+    require_codec(stream, path)
     width, height = stream.codec_context.width, stream.codec_context.height
     if width < 1 or height < 1 or width * height > limits.frame_pixels:
         raise MediaError(f"video {path} is {width}x{height}, outside 1 to {limits.frame_pixels} pixels: scale it down")
