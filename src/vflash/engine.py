@@ -8,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from vflash import __version__
+from vflash.domain.delivery import AudioDelivery
 from vflash.domain.duration import ClipLength
 from vflash.domain.fields import to_path
 from vflash.domain.memory_plan import MemoryPlan, describe_need
@@ -29,6 +30,7 @@ from vflash.stages.backends import Backends, check_device
 from vflash.stages.bundle import to_bundle
 from vflash.stages.clock import RequestClock
 from vflash.stages.decode import decode, saved_length
+from vflash.stages.delivery_profiles import DeliveryProfiles, delivery_profiles
 from vflash.stages.encode import Conditioning
 from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
@@ -133,7 +135,8 @@ class Engine:
                 with watch.stage("latent_export"):
                     self.latent_store.save(made.latents, outputs.latents)
                 profile, trace = (None, None) if recorder is None else recorder.finish(made.block_bytes)
-                delivery = self._deliver(made.latents, gathered.plan.length, facts, outputs, watch)
+                profiles = delivery_profiles(request, gathered)
+                delivery = self._deliver(made.latents, gathered.plan.length, facts, outputs, watch, profiles)
             run = {
                 **request_receipt(request, gathered.plan, facts),
                 **made.run,
@@ -167,9 +170,15 @@ class Engine:
             )
 
     def decode(
-        self, latents_path: Path | str, output: Path | str, *, progress: ProgressCallback | None = None
+        self,
+        latents_path: Path | str,
+        output: Path | str,
+        *,
+        audio_delivery_profile: str = AudioDelivery.UNCHANGED,
+        progress: ProgressCallback | None = None,
     ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
+        profiles = DeliveryProfiles(audio=AudioDelivery(audio_delivery_profile))
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
             watch = RequestWatch(progress, device=self.backends.device)
@@ -179,7 +188,7 @@ class Engine:
             facts = self.model_facts(self.models.first_denoiser)
             length = saved_length(latents, facts.codec, what=str(latents_path))
             with self._gate.executing(watch, self._release):
-                delivery = self._deliver(latents, length, facts, outputs, watch)
+                delivery = self._deliver(latents, length, facts, outputs, watch, profiles)
             return self._finish(decode_receipt(latents.metadata, length), delivery, outputs, watch, clock)
 
     def close(self) -> None:
@@ -196,26 +205,34 @@ class Engine:
         self.close()
 
     def _deliver(
-        self, latents: Latents, length: ClipLength, facts: ModelFacts, outputs: Outputs, watch: RequestWatch
+        self,
+        latents: Latents,
+        length: ClipLength,
+        facts: ModelFacts,
+        outputs: Outputs,
+        watch: RequestWatch,
+        profiles: DeliveryProfiles,
     ) -> Delivery:
         try:
             with watch.stage("media"), self.models.codec.use() as codec:
-                clip = decode(latents, length, facts.codec, codec, watch)
+                decoded = decode(latents, length, facts.codec, codec, watch, profiles)
                 with watch.stage("video_decode_and_encode"):
-                    return self.sink.write(clip, outputs.video)
+                    delivery = self.sink.write(decoded.clip, outputs.video)
+                return evolve(delivery, details={**delivery.details, **decoded.changed})
         except (VflashError, RuntimeError, OSError) as error:
             if watch.cancellation is not None:
                 raise watch.cancellation  # noqa: B904 - a sink may have wrapped it
             kind = type(error) if isinstance(error, VflashError) else DeliveryError
-            raise kind(f"{error}\n{self._decode_hint(outputs)}") from error
+            raise kind(f"{error}\n{self._decode_hint(outputs, profiles)}") from error
 
-    def _decode_hint(self, outputs: Outputs) -> str:
+    def _decode_hint(self, outputs: Outputs, profiles: DeliveryProfiles) -> str:
         options = {
             "model": self.model_dir,
             "device": self.backends.device,
             "dtype": str(self.backends.dtype).removeprefix("torch."),
             "latents": outputs.latents,
             "output": outputs.video,
+            "audio-delivery-profile": profiles.audio,
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return f"the latents are kept; decode them again with: {shlex.join(['vflash', 'decode', *words])}"

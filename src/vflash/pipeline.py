@@ -99,10 +99,17 @@ class H3Pipeline:
         return self._engine.encode(request, bundle_path, progress=progress)
 
     def decode(
-        self, latents_path: Path | str, output_path: Path | str, *, progress: ProgressCallback | None = None
+        self,
+        latents_path: Path | str,
+        output_path: Path | str,
+        *,
+        audio_delivery_profile: str = "unchanged",
+        progress: ProgressCallback | None = None,
     ) -> VideoResult:
         """Decode and deliver kept latents without denoising again."""
-        return self._engine.decode(latents_path, output_path, progress=progress)
+        return self._engine.decode(
+            latents_path, output_path, audio_delivery_profile=audio_delivery_profile, progress=progress
+        )
 
     def close(self) -> None:
         """Release every model; idempotent."""

@@ -21,6 +21,7 @@ def decode(
     config: options.Config = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    audio_delivery: options.AudioDelivery = None,
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
     as_json: options.Json = False,
@@ -42,5 +43,5 @@ def decode(
     from vflash.container import Container
 
     with Container(settings=settings).pipeline() as engine, progress_reporter(as_json=as_json) as report:
-        result = engine.decode(latents, output, progress=report)
+        result = engine.decode(latents, output, progress=report, **options.given(audio_delivery_profile=audio_delivery))
     print_result(result.receipt, result.path, result.elapsed_seconds, as_json=as_json)

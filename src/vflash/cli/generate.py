@@ -40,6 +40,8 @@ def generate(
     adapter_alpha: options.AdapterAlpha = None,
     adapter_strength: options.AdapterStrength = None,
     adapter_qkv_order: options.AdapterQkvOrder = None,
+    audio_delivery: options.AudioDelivery = None,
+    keyframe_delivery: options.KeyframeDelivery = None,
     config: options.Config = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -83,6 +85,8 @@ def generate(
         audio_shift=audio_shift,
         seed=seed,
         save_latents=save_latents,
+        audio_delivery_profile=audio_delivery,
+        keyframe_delivery_profile=keyframe_delivery,
     )
     settings_table |= options.given(
         model_dir=model,

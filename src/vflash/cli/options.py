@@ -126,6 +126,18 @@ VideoShift = Annotated[
 AudioShift = Annotated[
     float | None, typer.Option(help="Flow shift of the audio grid; profiles have theirs", rich_help_panel=REQUEST)
 ]
+AudioDelivery = Annotated[
+    str | None,
+    typer.Option(
+        "--audio-delivery-profile", help="unchanged, web-v1 or silent-v1  [default: unchanged]", rich_help_panel=REQUEST
+    ),
+]
+KeyframeDelivery = Annotated[
+    str | None,
+    typer.Option(
+        "--keyframe-delivery-profile", help="decoded or exact-v1  [default: decoded]", rich_help_panel=REQUEST
+    ),
+]
 MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
 MediaVideoThreads = Annotated[
     int | None, typer.Option(help="H.264 threads, 1 to 256; FFmpeg chooses without it", rich_help_panel=BACKENDS)

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from attrs.converters import optional
 from attrs.validators import optional as maybe
 
+from vflash.domain.delivery import AudioDelivery, KeyframeDelivery
 from vflash.domain.duration import MAX_DURATION_S, MIN_DURATION_S
 from vflash.domain.fields import errors_name_their_field, to_path, whole_number
 from vflash.domain.schedule import MAX_EVALUATIONS, flow_shift
@@ -104,6 +105,8 @@ class VideoRequest:
     audio_shift: float | None = field(default=None, converter=optional(flow_shift))
     seed: int = field(default=0, validator=whole_number(0, 2**63 - 1))
     save_latents: Path | None = field(default=None, converter=optional(to_path))
+    audio_delivery_profile: AudioDelivery = field(default=AudioDelivery.UNCHANGED, converter=AudioDelivery)
+    keyframe_delivery_profile: KeyframeDelivery = field(default=KeyframeDelivery.DECODED, converter=KeyframeDelivery)
 
     def __attrs_post_init__(self) -> None:
         if (self.width is None) != (self.height is None):
@@ -112,6 +115,8 @@ class VideoRequest:
             raise ContractError(
                 "references cannot be combined with first_frame or last_frame; choose one kind of input"
             )
+        if self.keyframe_delivery_profile is KeyframeDelivery.EXACT_V1 and not (self.first_frame or self.last_frame):
+            raise ContractError("keyframe_delivery_profile exact-v1 needs first_frame or last_frame; else use decoded")
         _check_counts(self.references)
         check_labels(self.prompt, pictures=self._pictures(), videos=self._count(ReferenceKind.VIDEO), audios=None)
 

@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from attrs import frozen
 
 from vflash.domain.duration import FPS, ClipLength, clip_length
 from vflash.domain.model_facts import CodecFacts
-from vflash_ports.errors import CheckpointError, DeliveryError, NonFiniteError
+from vflash.stages.audio_delivery import deliver_audio
+from vflash.stages.delivery_profiles import AS_DECODED, DeliveryProfiles
+from vflash.stages.keyframe_delivery import exact_ends
+from vflash_ports.errors import CheckpointError, DeliveryError
 from vflash_ports.latent_codec import LatentCodec
 from vflash_ports.media import Clip, Latents
 from vflash_ports.observer import Observer
 
 
+@frozen(kw_only=True, eq=False)
+class DecodedClip:
+    """`clip` streams; `changed` says what the delivery profiles did to it, for the receipt."""
+
+    clip: Clip
+    changed: dict[str, Any]
+
+
 @torch.inference_mode()
-def decode(latents: Latents, length: ClipLength, facts: CodecFacts, codec: LatentCodec, observer: Observer) -> Clip:
+def decode(
+    latents: Latents,
+    length: ClipLength,
+    facts: CodecFacts,
+    codec: LatentCodec,
+    observer: Observer,
+    profiles: DeliveryProfiles = AS_DECODED,
+) -> DecodedClip:
     """Sound first (it is small), then frames on demand; both cut to what is delivered."""
     samples = length.delivered_frames * facts.sample_rate_hz // FPS
     with observer.stage("audio_decode"):
-        waveform = codec.decode_audio(latents.audio)
-    if waveform.shape[1] < samples:
-        raise DeliveryError(f"the audio decoder gave {waveform.shape[1]} samples; {samples} are needed")
-    if not bool(waveform.isfinite().all()):
-        raise NonFiniteError("the decoded waveform holds NaN or infinity; the saved latents can be decoded again")
+        waveform, audio_report = deliver_audio(
+            _sound(latents, codec, samples),
+            samples=samples,
+            sample_rate_hz=facts.sample_rate_hz,
+            profile=profiles.audio,
+        )
+    frames = _delivered(codec.decode_video(latents.video), length, observer)
+    if profiles.ends is not None:
+        frames = exact_ends(frames, length.delivered_frames, profiles.ends)
     height, width = (size * facts.spatial_ratio for size in latents.video.shape[3:])
-    return Clip(
+    clip = Clip(
         width=width,
         height=height,
         frame_count=length.delivered_frames,
         fps=FPS,
-        frames=_delivered(codec.decode_video(latents.video), length, observer),
-        waveform=waveform[:, :samples],
+        frames=frames,
+        waveform=waveform,
         sample_rate_hz=facts.sample_rate_hz,
     )
+    keyframe_report = profiles.keyframe_report(length.delivered_frames)
+    return DecodedClip(clip=clip, changed={"audio_delivery": audio_report, "keyframe_delivery": keyframe_report})
+
+
+def _sound(latents: Latents, codec: LatentCodec, samples: int) -> Callable[[], torch.Tensor]:
+    def decoded() -> torch.Tensor:
+        waveform = codec.decode_audio(latents.audio)
+        if waveform.shape[1] < samples:
+            raise DeliveryError(f"the audio decoder gave {waveform.shape[1]} samples; {samples} are needed")
+        return waveform
+
+    return decoded
 
 
 @torch.inference_mode()  # entered anew for each chunk, so that it never leaks into the consumer

@@ -16,7 +16,7 @@ FEATHER = (1.0, 0.75, 0.5, 0.25)
 
 @frozen(kw_only=True, eq=False)
 class ExactEnds:
-    """uint8 RGB [H, W, 3] pictures of the clip's own size (stretched with LANCZOS by the caller), or None."""
+    """uint8 RGB [H, W, 3] pictures of the clip's own size, as the model was given them, or None."""
 
     first: torch.Tensor | None = None
     last: torch.Tensor | None = None

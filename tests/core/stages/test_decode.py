@@ -45,7 +45,7 @@ def latents(duration_s: str | None = "5", frames: int = 37, audio: int = 207) ->
 
 
 def clip_of(codec: Counting, facts, callback=None) -> Clip:
-    return decode(latents(), FIVE, facts.codec, codec, RequestWatch(callback))
+    return decode(latents(), FIVE, facts.codec, codec, RequestWatch(callback)).clip
 
 
 def test_a_clip_has_exactly_what_is_delivered(facts):
