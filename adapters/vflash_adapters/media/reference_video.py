@@ -111,22 +111,15 @@ def _collect(
     size: SizeRule | None,
     limits: ReferenceLimits,
 ) -> torch.Tensor:
-    import torch
-
     frames: torch.Tensor | None = None
-    source: tuple[int, int] | None = None
     count = 0
-    for frame, slots in held:
-        if source is not None and (frame.width, frame.height) != source:
-            raise MediaError(f"video {path} changes size from {source} to {(frame.width, frame.height)}: re-encode it")
-        source = (frame.width, frame.height)
+    for frame, slots in _of_one_size(held, path):
         if slots == 0:
             continue
         pixels = _upright(frame, path)
         if frames is None:
             width, height = (size or _as_it_is)(pixels.shape[1], pixels.shape[0])
-            _require_room(path, max_frames, width, height, limits)
-            frames = torch.empty((max_frames, height, width, 3), dtype=torch.uint8)
+            frames = _room(path, max_frames, width, height, limits)
         until = min(count + slots, max_frames)
         frames[count:until] = fit_picture(pixels, frames.shape[2], frames.shape[1], PictureFit.STRETCH)
         count = until
@@ -135,6 +128,16 @@ def _collect(
     if frames is None:
         raise MediaError(f"video {path} holds no frames that can be decoded")
     return frames[:count]
+
+
+def _of_one_size(held: Iterator[tuple[av.VideoFrame, int]], path: Path) -> Iterator[tuple[av.VideoFrame, int]]:
+    first: tuple[int, int] | None = None
+    for frame, slots in held:
+        size = (frame.width, frame.height)
+        first = first or size
+        if size != first:
+            raise MediaError(f"video {path} changes size from {first} to {size}: re-encode it")
+        yield frame, slots
 
 
 def _upright(frame: av.VideoFrame, path: Path) -> torch.Tensor:
@@ -148,10 +151,13 @@ def _upright(frame: av.VideoFrame, path: Path) -> torch.Tensor:
     return torch.rot90(pixels, k=turns % 4, dims=(0, 1)).contiguous()
 
 
-def _require_room(path: Path, frames: int, width: int, height: int, limits: ReferenceLimits) -> None:
+def _room(path: Path, frames: int, width: int, height: int, limits: ReferenceLimits) -> torch.Tensor:
+    import torch
+
     needed = frames * width * height * 3
     if needed > limits.clip_bytes:
         raise MediaError(f"video {path} would take {needed} bytes in memory, over {limits.clip_bytes}: scale it down")
+    return torch.empty((frames, height, width, 3), dtype=torch.uint8)
 
 
 def _as_it_is(width: int, height: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vflash_ports.errors import DeliveryError, MediaError
 
-PREFIX = ".vflash-"
+PREFIX = ".vflash-scratch-"
 OWNER = "owner"
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 AT_FDCWD = -100
