@@ -20,7 +20,7 @@ def measure_errors(
 ) -> dict[str, float]:
     """Relative L2 errors against float32, and the share of the dense attention weight that the kept tiles hold."""
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
-    sparse = call(*qkv, projections=random_projections(case, device), head_shape=head_shape)
+    sparse = call(qkv[0].clone(), *qkv[1:], projections=random_projections(case, device), head_shape=head_shape)
     heads = list(HEADS)
     mask = kept_mask(call.kept, call.tiling, head_shape)[heads].to(device)
     q, k, v = (x[:, heads].float() for x in qkv)

@@ -8,12 +8,17 @@ from collections.abc import Callable
 import torch
 
 
-def timed(step: Callable[[], object], repeats: int, *, inner: int = 1) -> float:
-    """Median milliseconds between device events, after three warm-up calls; a sample is `inner` calls back to back."""
-    for _ in range(3):
-        step()
+def timed(
+    step: Callable[[], object], repeats: int, *, inner: int = 1, before: Callable[[], object] | None = None
+) -> float:
+    """Median milliseconds between device events, after three warm-up calls; a sample is `inner` calls back to back.
+
+    `before` runs ahead of every sample, outside the measured time: it restores what a call overwrites.
+    """
     samples: list[float] = []
-    for _ in range(repeats):
+    for sample in range(-3, repeats):
+        if before is not None:
+            before()
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
@@ -21,7 +26,8 @@ def timed(step: Callable[[], object], repeats: int, *, inner: int = 1) -> float:
             step()
         end.record()
         end.synchronize()
-        samples.append(start.elapsed_time(end) / inner)
+        if sample >= 0:
+            samples.append(start.elapsed_time(end) / inner)
     return statistics.median(samples)
 
 

@@ -19,8 +19,8 @@ from vflash_ports.attention import AttentionLayout
 
 VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "hopper": HopperConfig(),
-    "hopper-3-keys": HopperConfig(k_slots=3),
-    "hopper-3-values": HopperConfig(v_slots=3),
+    "hopper-3-keys": HopperConfig(k_slots=3, v_slots=2),
+    "hopper-2-and-2": HopperConfig(v_slots=2),
     "hopper-no-turns": HopperConfig(turns=False),
     "triton": AttendConfig(),
 }
@@ -56,13 +56,14 @@ def attend_milliseconds(call: FastSparseCall, case: Case, device: torch.device) 
     """Of the attention kernel alone: on rows as the model lays them out, and with each head's rows side by side."""
     q, k, v = random_qkv(case, device)
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
-    call(q, k, v, projections=random_projections(case, device), head_shape=head_shape)
+    call(q.clone(), k, v, projections=random_projections(case, device), head_shape=head_shape)
 
     def attend(*qkv: torch.Tensor) -> torch.Tensor:
         return call.attend(*qkv, call.kept, tiling=call.tiling, head_shape=head_shape, config=call.config)
 
     packed = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
-    return timed(lambda: attend(q, k, v), 10), timed(lambda: attend(*packed), 10)
+    restore, restore_packed = partial(q.copy_, q.clone()), partial(packed[0].copy_, packed[0].clone())
+    return timed(lambda: attend(q, k, v), 10, before=restore), timed(lambda: attend(*packed), 10, before=restore_packed)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from vflash_ports.errors import UnsupportedError
 DTYPES = (torch.bfloat16, torch.float16)
 HOPPER = (9, 0)
 Attend = Callable[..., torch.Tensor]
-"""(q, k, v, kept, *, tiling, head_shape) -> [S, H, D]."""
+"""(q, k, v, kept, *, tiling, head_shape, config) -> [S, H, D], over q."""
 
 
 @frozen(kw_only=True)

@@ -28,7 +28,7 @@ class HopperConfig:
     threads fence each block between copies and products, or take turns at the tensor cores."""
 
     k_slots: int = 2
-    v_slots: int = 2
+    v_slots: int = 3
     consumer_registers: int = 208
     producer_registers: int = 96
     fence: bool = False
@@ -45,27 +45,26 @@ def attend_kept(
     head_shape: torch.Tensor,
     config: HopperConfig,
 ) -> torch.Tensor:
-    """[S, H, D], contiguous: every row once, since every row lies in exactly one tile."""
-    rows, heads, head_dim = q_SHD.shape
-    out = torch.empty((rows, heads, head_dim), dtype=q_SHD.dtype, device=q_SHD.device)
+    """Written over q, which is returned: every row once, since every row lies in exactly one tile."""
+    head_dim = q_SHD.shape[-1]
     counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
     processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
     _attend_hopper[(processors,)](
-        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.items, tiling.rows, counter,
+        q_SHD, k_SHD, v_SHD, kept.lists, kept.items, tiling.rows, counter,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
-        heads, tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
+        tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
         D=head_dim, K_SLOTS=config.k_slots, V_SLOTS=config.v_slots, CONSUMER_REGISTERS=config.consumer_registers,
         PRODUCER_REGISTERS=config.producer_registers, FENCE=config.fence, TURNS=config.turns, num_warps=4,
         enable_fp_fusion=True,
     )  # fmt: skip
-    return out
+    return q_SHD
 
 
 @gluon.jit
 def _attend_hopper(
-    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, items_ptr, rows_ptr, counter_ptr,
+    q_ptr, k_ptr, v_ptr, lists_ptr, items_ptr, rows_ptr, counter_ptr,
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
-    heads, tiles, total, scale_log2,
+    tiles, total, scale_log2,
     D: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr, FENCE: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
@@ -85,10 +84,12 @@ def _attend_hopper(
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, _barriers(2, 1))
     strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
     inputs, tables = (q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr), (lists_ptr, rows_ptr)
+    # Every row of a head is read as a query by one item only, which then writes its result there.
+    out = (q_ptr, q_row_stride, q_head_stride)
     gl.warp_specialize(
         [
-            (consume, (0, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
-            (consume, (1, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
+            (consume, (0, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
+            (consume, (1, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)),
             (produce, (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS)),
         ],
         [4, 4],

@@ -17,9 +17,10 @@ from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, fields, mask_
 
 
 @gluon.jit
-def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
+def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
     lists_ptr, rows_ptr = tables
+    out_ptr, row_stride, head_stride = out
     q_s, _, _, item_s = memory
     q_full, q_empty, _, _, _, _, item_full, item_empty, _ = barriers
     taken = 0
@@ -32,7 +33,7 @@ def consume(PART, out_ptr, tables, scale_log2, heads, memory, barriers, D, K_SLO
         if (blocks > 0) & (valid > PART * HALF):
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
-            target = (out_ptr + head * D, heads * D, rows_ptr + at * KEYS, valid)
+            target = (out_ptr + head.to(gl.int64) * head_stride, row_stride, rows_ptr + at * KEYS, valid)
             _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)
         else:
             _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS)

@@ -26,7 +26,7 @@ class SparseCall(Protocol):
         projections: Projections | None,
         head_shape: torch.Tensor,
     ) -> torch.Tensor:
-        """q, k, v [S, H, D], rows possibly strided; `head_shape` int32 [H] on the device -> [S, H, D], contiguous."""
+        """q, k, v [S, H, D], rows possibly strided; `head_shape` int32 [H] on the device -> [S, H, D], maybe over q."""
         ...
 
     def kept_pairs(self) -> int:

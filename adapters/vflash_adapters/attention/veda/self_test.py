@@ -34,8 +34,8 @@ def check_kernels(kernels: VedaKernels, device: torch.device, dtype: torch.dtype
     tiling = build_tiling(spans, plan, target, reference, device)
     head_shape = torch.tensor(plan.head_shape[0], dtype=torch.int32, device=device)
 
-    found = kernels.prepare(tiling, layout)(q, k, v, projections=projections, head_shape=head_shape).float()
     exact = [x.float() for x in (q, k, v)]
+    found = kernels.prepare(tiling, layout)(q, k, v, projections=projections, head_shape=head_shape).float()
     sparse = ReferenceKernels().prepare(tiling, layout)(*exact, projections=projections, head_shape=head_shape)
     dense = NaiveAttention().prepare(layout)(*exact, block=0, evaluation=0)
 

@@ -35,23 +35,22 @@ def attend_kept(
     head_shape: torch.Tensor,
     config: AttendConfig,
 ) -> torch.Tensor:
-    """[S, H, D], contiguous: every row once, since every row lies in exactly one tile."""
-    rows, heads, head_dim = q_SHD.shape
-    out = torch.empty((rows, heads, head_dim), dtype=q_SHD.dtype, device=q_SHD.device)
+    """Written over q, which is returned: every row once, since every row lies in exactly one tile."""
+    head_dim = q_SHD.shape[-1]
     _attend[(len(kept.items),)](
-        q_SHD, k_SHD, v_SHD, out, kept.lists, kept.items, tiling.rows,
-        *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2], heads, tiling.tiles,
+        q_SHD, k_SHD, v_SHD, kept.lists, kept.items, tiling.rows,
+        *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2], tiling.tiles,
         head_dim**-0.5 * math.log2(math.e),
         D=head_dim, ROWS=TILE_ROWS, KEYS=config.key_rows, QUARTER=QUARTER_ROWS, CODE=CODE, FIELDS=FIELDS,
         STAGES=config.stages, num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
     )  # fmt: skip
-    return out
+    return q_SHD
 
 
 @triton.jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, out_ptr, lists_ptr, items_ptr, rows_ptr,
-    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, heads, tiles, scale_log2,
+    q_ptr, k_ptr, v_ptr, lists_ptr, items_ptr, rows_ptr,
+    q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, tiles, scale_log2,
     D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, QUARTER: tl.constexpr, CODE: tl.constexpr,
     FIELDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +65,9 @@ def _attend(
     offs_m = tl.arange(0, ROWS)
     real = (offs_m < tl.load(item + 2))[:, None]
     row = tl.load(rows_ptr + tile * ROWS + offs_m).to(tl.int64)[:, None]
-    q = tl.load(q_ptr + row * q_row_stride + head * q_head_stride + offs_d[None, :], mask=real, other=0.0)
+    # Every row of a head is read as a query by one item only, which then writes its result there.
+    q_at = q_ptr + row * q_row_stride + head * q_head_stride + offs_d[None, :]
+    q = tl.load(q_at, mask=real, other=0.0)
     k_head = k_ptr + head * k_head_stride + offs_d[None, :]
     v_head = v_ptr + head * v_head_stride + offs_d[None, :]
 
@@ -95,8 +96,7 @@ def _attend(
         v = tl.load(v_head + key * v_row_stride)
         total, top, weight = _fold(q, k, v, total, top, weight, scale_log2, live, MASKED=True)
 
-    out = (total / weight[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * (heads * D) + head * D + offs_d[None, :], out, mask=real)
+    tl.store(q_at, (total / weight[:, None]).to(q.dtype), mask=real)
 
 
 @triton.jit
