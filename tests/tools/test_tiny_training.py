@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,16 @@ import torch
 
 from tiny_h3.alias_free import fuse_activations
 from tiny_h3.audio_vae import open_audio_vae
-from tiny_h3.run import RunPlan, open_presenter, run
+from tiny_h3.run import CANVASES, RunPlan, open_presenter, run
 from tiny_h3.scenes import draw_scenes
 from tiny_h3.sizes import TOY
 from tiny_h3.stage import Budget, Progress, load_state
 from tiny_h3.turbo import load_adapter
-from tiny_h3.veda import pooled, tile_heat
+from tiny_h3.veda import pooled, tile_heat, two_shapes
 from tiny_h3.video_vae import normalise_pixels, open_video_vae, window_latents, window_pixels
 from tiny_h3.world import render_video
 from vflash_adapters.attention.veda.predictor import read_predictor
+from vflash_adapters.attention.veda.tiles import tile_count
 
 CPU = torch.device("cpu")
 
@@ -136,6 +138,16 @@ def test_tile_features_skip_padding() -> None:
     assert torch.allclose(features[0, :, 0, 8:], q[0, :3].amin(0))
     probabilities = torch.softmax(torch.einsum("qhd,khd->hqk", q[0], k[0]) / 2.0, dim=-1)
     assert torch.allclose(tile_heat(q, k, tiles)[0, :, 0, 1], probabilities[:, :3, 4:6].amax((1, 2)))
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_every_canvas_has_two_tile_shapes(canvas: tuple[int, int]) -> None:
+    """Two different shapes of 128 rows that cover the canvas's grid with few tiles."""
+    grid = (37, canvas[0] // 32, canvas[1] // 32)
+    first, second = two_shapes(grid)
+    assert first != second
+    assert {math.prod(shape) for shape in (first, second)} == {128}
+    assert tile_count(grid, first) <= 8
 
 
 def test_a_budget_ends_by_steps_or_seconds() -> None:

@@ -23,8 +23,8 @@ from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32, cast_st
 
 CANVAS = {"canvas_short_edge": 96, "canvas_max_pixels": 96 * 128, "reference_image_short_edge": 64}
 _LAYERS = "model.language_model.layers."
-_SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-"""Zero in a layer that passes its input on."""
+_SILENT = "_proj.weight"
+"""Zero in a layer that passes its input on; its two output projections would do, but zeros also pack to nothing."""
 _DIFFUSERS_FILE, _TRANSFORMERS_FILE = "diffusion_pytorch_model", "model"
 
 
@@ -67,7 +67,7 @@ def text_encoder_tensors(random: Mapping[str, torch.Tensor], trained: State) -> 
 
 
 def _is_silent(name: str) -> bool:
-    """Output projections of layers that pass on, of the vision tower, and the head that nothing reads."""
+    """Projections of layers that pass on, outputs of the vision tower, and the head that nothing reads."""
     if name.startswith(_LAYERS):
         return name.endswith(_SILENT) and _layer(name) >= ACTIVE_TEXT_LAYERS
     merger = name.startswith(("model.visual.merger.", "model.visual.deepstack_merger_list."))

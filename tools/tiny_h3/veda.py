@@ -128,10 +128,15 @@ def write_predictor(path: Path, projections: torch.Tensor, plans: list[tuple[str
 
 
 def two_shapes(grid: Extents) -> tuple[Extents, Extents]:
-    """The two shapes that cover the grid with the fewest tiles, the less stretched first."""
-    fitting = [s for s in LEGAL_SHAPES if all(a <= b for a, b in zip(s, grid, strict=True))]
-    ordered = sorted(fitting or LEGAL_SHAPES, key=lambda s: (tile_count(grid, s), max(s) / min(s), s))
-    return ordered[0], ordered[1]
+    """The two shapes to choose from: those inside the grid before those that reach beyond it, then the fewest tiles,
+    then the less stretched."""
+
+    def rank(shape: Extents) -> tuple[bool, int, float, Extents]:
+        beyond = any(extent > size for extent, size in zip(shape, grid, strict=True))
+        return beyond, tile_count(grid, shape), max(shape) / min(shape), shape
+
+    first, second, *_ = sorted(LEGAL_SHAPES, key=rank)
+    return first, second
 
 
 class _HeadShapes:
