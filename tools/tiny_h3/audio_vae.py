@@ -50,8 +50,8 @@ def train_audio_vae(job: AudioVaeJob) -> None:
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(job.seed)
     vae, facts = open_audio_vae(job.sizes, job.state if job.state.exists() else None, device)
-    fuse_activations(vae, compiled=device.type == "cuda")
     log = Log(path=job.folder / "log.jsonl", stage="audio-vae")
+    _fuse(vae, device, log)
     rate = torch.tensor(0.0, device=device)
     graphed = device.type == "cuda"
     optimiser = torch.optim.AdamW(
@@ -67,7 +67,9 @@ def train_audio_vae(job: AudioVaeJob) -> None:
         parts = step(stretches(next(stream), job.latents))
         progress.step += 1
         if progress.step % 200 == 0:
-            log.write(step=done + progress.step, share=progress.share, **_named(parts))
+            log.write(
+                step=done + progress.step, share=progress.share, graph=step.failure or step.graphed, **_named(parts)
+            )
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share
             save_state(job.state, vae.state_dict(), {"steps": done + progress.step}, torch.float16)
@@ -120,6 +122,19 @@ def latent_statistics(vae: Any, clips: int, device: torch.device) -> dict[str, l
         means.append(vae.encode(wave.flatten(0, 1)[:, None]).latent_dist.mode().transpose(0, 1).flatten(1))
     flat = torch.cat(means, dim=1)
     return {"latents_mean": flat.mean(1).tolist(), "latents_std": flat.std(1).clamp(min=1e-4).tolist()}
+
+
+def _fuse(vae: Any, device: torch.device, log: Log) -> None:
+    """Compiled activations on a GPU, if its compiler works; a run must not be lost to it."""
+    fuse_activations(vae, compiled=device.type == "cuda")
+    if device.type != "cuda":
+        return
+    try:
+        audio_loss(vae, torch.zeros(1, 8 * HOP, device=device))[0].backward()
+    except Exception as error:
+        log.write(compiled=False, error=str(error)[:300])
+        fuse_activations(vae, compiled=False)
+    vae.zero_grad(set_to_none=True)
 
 
 def _update(vae: Any, optimiser: torch.optim.Optimizer, wave: torch.Tensor) -> torch.Tensor:
