@@ -27,6 +27,7 @@ def _load(name: str, path: Path) -> object:
 
 _load("oracle", Path(__file__).parent / "golden" / "oracle.py")
 _load("exports", Path(__file__).parent / "exports.py")
+_load("killing", Path(__file__).parent / "killing.py")
 _load("written_media", Path(__file__).parent / "golden" / "written_media.py")
 _load("recording", Path(__file__).parent / "recording.py")
 _load("fakes", Path(__file__).parent / "fakes.py")

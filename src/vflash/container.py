@@ -15,17 +15,21 @@ from vflash.denoise_session import DenoiseSession
 from vflash.domain.footprint import LinearStorage
 from vflash.domain.memory import MemoryOptions, Placement, Residence
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
+from vflash.domain.profiles import KEYFRAMES, Profile
 from vflash.engine import Engine
 from vflash.model.load import LINEARS
 from vflash.model.transformer import Denoiser
 from vflash.settings import Lifetime, Settings
 from vflash.stages.adapter import ChosenAdapter
 from vflash.stages.backends import Backends
+from vflash.stages.chosen_assets import ChosenAssets
+from vflash.stages.compile import Compiler
 from vflash.stages.foresee import Foresight
 from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.kept import Kept
 from vflash.stages.loudness import levels
 from vflash.stages.models import Models
+from vflash_adapters.assets.safetensors_store import SafetensorsAssets, verify_assets
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
@@ -55,10 +59,12 @@ from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
 from vflash_adapters.weights.lora.loader import LoraLoader
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
+from vflash_ports.assets import AssetStore
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.conditioning import ConditioningStore
 from vflash_ports.latent_codec import LatentCodecProvider
+from vflash_ports.errors import ContractError
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
 from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
@@ -108,6 +114,32 @@ def _chosen_adapter(settings: Settings) -> ChosenAdapter | None:
     return ChosenAdapter(path=settings.adapter, loader=loader, profile=settings.running_profile)
 
 
+def _chosen_assets(settings: Settings, store: AssetStore) -> ChosenAssets | None:
+    if settings.assets is None:
+        return None
+    chosen = ChosenAssets(assets=store.open(settings.assets))
+    if settings.profile not in (None, chosen.profile.name):
+        raise ContractError(f"assets {settings.assets} are for profile {chosen.profile.name}, not {settings.profile}")
+    return chosen
+
+
+def _checkpoint(settings: Settings, weights: WeightOpener, assets: ChosenAssets | None) -> WeightOpener:
+    """Every component through its canonical names; the one that assets were compiled from, from them."""
+    canonical = CanonicalOpener(weights, qkv_order=settings.qkv_order)
+    if assets is None:
+        return canonical
+    return lambda path: assets.source if path.name == assets.component else canonical(path)
+
+
+def _profile(settings: Settings, assets: ChosenAssets | None) -> Profile | None:
+    return settings.running_profile if assets is None else assets.profile
+
+
+def _compile(compiler: Compiler, facts: Callable[[str], ModelFacts], output: Path, **options: Any) -> dict[str, Any]:
+    profile = compiler.backends.profile
+    return compiler.compile(output, facts(profile.component if profile else KEYFRAMES).denoiser, **options)
+
+
 def _facts_reader(model_dir: Path) -> Callable[[str], ModelFacts]:
     return lambda folder: read_model_facts(model_dir, denoiser=folder)
 
@@ -152,9 +184,9 @@ class Container(containers.DeclarativeContainer):
             merge=settings.provided.sidecar_merge,
         ),
     )
-    checkpoint: Provider[WeightOpener] = providers.Singleton(
-        CanonicalOpener, weights, qkv_order=settings.provided.qkv_order
-    )
+    asset_store: Provider[AssetStore] = providers.Singleton(SafetensorsAssets, opener=weights)
+    assets: Provider[ChosenAssets | None] = providers.Singleton(_chosen_assets, settings, asset_store)
+    checkpoint: Provider[WeightOpener] = providers.Singleton(_checkpoint, settings, weights, assets)
     fp8_kernels: Provider[str] = providers.Callable(default_row_kernels, settings.provided.fp8_kernels, device)
     linear: Provider[LinearExecution] = providers.Selector(
         settings.provided.linear,
@@ -209,8 +241,9 @@ class Container(containers.DeclarativeContainer):
         weights=checkpoint,
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
-        profile=settings.provided.running_profile,
+        profile=providers.Callable(_profile, settings, assets),
         adapter=adapter,
+        assets=assets,
     )
     machine_memory: Provider[MachineReader] = providers.Singleton(
         MachineMemory,
@@ -228,6 +261,12 @@ class Container(containers.DeclarativeContainer):
         limits=machine_memory,
     )
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
+    compile: Provider[dict[str, Any]] = providers.Callable(
+        _compile,
+        providers.Factory(Compiler, model_dir=settings.provided.model_dir, backends=backends, store=asset_store),
+        model_facts,
+    )
+    assets_verify: Provider[dict[str, Any]] = providers.Callable(verify_assets)
     machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
     sidecar_prepare: Provider[dict[str, Any]] = providers.Callable(maintenance.prepare_sidecar)
     sidecar_verify: Provider[dict[str, Any]] = providers.Callable(maintenance.verify_sidecar)

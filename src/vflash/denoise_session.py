@@ -56,8 +56,9 @@ class DenoiseSession:
         """Check every backend and load a denoiser: the profile's, else that of the text and keyframe modes."""
         with self._gate.maintain():
             folder = self.models.first_denoiser
-            self.backends.check(self.model_facts(folder))
-            self.backends.check_adapter(self.model_dir / folder)
+            facts = self.model_facts(folder)
+            self.backends.check(facts)
+            self.backends.check_component(self.model_dir / folder, facts.denoiser)
             self.models.denoisers[folder].open()
 
     def generate(
@@ -86,7 +87,7 @@ class DenoiseSession:
             plan, conditioning = from_bundle(sealed, facts, self.model_dir, self.backends.dtype, self.backends.profile)
             facts = self.model_facts(plan.denoiser)
             self.backends.check(facts)
-            self.backends.check_adapter(self.model_dir / plan.denoiser)
+            self.backends.check_component(self.model_dir / plan.denoiser, facts.denoiser)
             layout = lay_out(plan, facts.denoiser, conditioning)
             self.foresight.plan_denoising(plan, layout, facts).require_fit()
             with self._gate.executing(watch, self.models.release):

@@ -95,8 +95,9 @@ class Engine:
         """Check every backend, then load what is kept between requests (of the denoisers the profile's, else that of
         text and keyframe modes)."""
         with self._gate.maintain():
-            self.backends.check(self.model_facts(self.models.first_denoiser))
-            self.backends.check_adapter(self.model_dir / self.models.first_denoiser)
+            facts = self.model_facts(self.models.first_denoiser)
+            self.backends.check(facts)
+            self.backends.check_component(self.model_dir / self.models.first_denoiser, facts.denoiser)
             self.models.open_kept()
 
     def plan(self, request: VideoRequest) -> MemoryPlan:
@@ -127,7 +128,7 @@ class Engine:
             folder = denoiser_folder(request.mode)
             facts = self.model_facts(folder)
             self.backends.check(facts)
-            self.backends.check_adapter(self.model_dir / folder)
+            self.backends.check_component(self.model_dir / folder, facts.denoiser)
             gathered, foreseen = self._gather(request, facts, watch)
             with self._gate.executing(watch, self._release):
                 conditioning = self._conditioning(request, gathered, facts, watch, conditioning_reuse_scope)

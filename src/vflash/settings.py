@@ -197,6 +197,7 @@ class Settings:
     sidecar_merge: SidecarMerge = field(default=SidecarMerge.NUMBA, converter=SidecarMerge)
     qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
     profile: str | None = None
+    assets: Path | None = field(default=None, converter=optional(to_path))
     adapter: Path | None = field(default=None, converter=optional(to_path))
     adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))
     adapter_strength: float | None = field(default=None, converter=optional(_strength))
@@ -226,9 +227,17 @@ class Settings:
         for name in ("adapter_alpha", "adapter_strength", "adapter_qkv_order"):
             if self.adapter is None and getattr(self, name) is not None:
                 raise ContractError(f"{name} is given but no adapter; name its file as adapter, or drop the option")
-        choose_profile(self.profile, None if self.adapter is None else self.adapter.name)
+        if self.assets is not None and (self.adapter is not None or self.qkv_order is not None):
+            raise ContractError("assets hold their adapter and row order; drop adapter and qkv_order, or drop assets")
+        if self.assets is None:
+            choose_profile(self.profile, None if self.adapter is None else self.adapter.name)
 
     @property
     def running_profile(self) -> Profile | None:
-        """The profile named, or the one that a published adapter implies. Raises `ContractError` where they differ."""
+        """The profile named, or the one that a published adapter implies. Raises `ContractError` where they differ.
+
+        Assets bring theirs with them.
+        """
+        if self.assets is not None:
+            return None
         return choose_profile(self.profile, None if self.adapter is None else self.adapter.name)

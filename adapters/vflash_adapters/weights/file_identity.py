@@ -51,8 +51,19 @@ def open_descriptor(path: Path) -> int:
     return descriptor
 
 
+def stamp_of_path(path: Path) -> FileIdentity:
+    """The stamp of what lies at `path` now, symlinks followed; raises `CheckpointError` if nothing does."""
+    try:
+        return _stamp(path.stat())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be looked at: {error.strerror}") from error
+
+
 def identity_of(descriptor: int) -> FileIdentity:
-    found = os.fstat(descriptor)
+    return _stamp(os.fstat(descriptor))
+
+
+def _stamp(found: os.stat_result) -> FileIdentity:
     return FileIdentity(
         size=found.st_size,
         mtime_ns=found.st_mtime_ns,

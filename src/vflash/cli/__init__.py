@@ -7,6 +7,7 @@ import sys
 import typer
 
 from vflash.cli import (
+    compile,
     decode,
     demo,
     denoise,
@@ -40,6 +41,8 @@ app.command("judge")(judge.judge)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
+app.command("compile")(compile.compile_assets)
+app.command("assets")(compile.assets)
 app.command("quantize")(quantize.quantize)
 app.add_typer(sidecar.app, name="sidecar")
 

@@ -111,6 +111,9 @@ Profile = Annotated[
     str | None, typer.Option(help="Evaluations, shifts and adapter that belong together.", rich_help_panel=ADAPTER)
 ]
 Adapter = Annotated[Path | None, typer.Option(help="A LoRA file of any plain family.", rich_help_panel=ADAPTER)]
+Assets = Annotated[
+    Path | None, typer.Option(help="Folder of `vflash compile`: run from it instead.", rich_help_panel=ADAPTER)
+]
 AdapterAlpha = Annotated[
     str | None, typer.Option(help="For files that do not say: a number, or rank", rich_help_panel=ADAPTER)
 ]

@@ -56,6 +56,13 @@ def byte_progress_observer(*, as_json: bool) -> Iterator[Observer]:
         yield _Reporting(report)
 
 
+@contextmanager
+def progress_observer(*, as_json: bool) -> Iterator[Observer]:
+    """For work that is counted in pieces."""
+    with progress_reporter(as_json=as_json) as report:
+        yield _Reporting(report)
+
+
 class _Reporting(SilentObserver):
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report

@@ -24,7 +24,7 @@ from vflash.model.modulation import (
 )
 from vflash.model.positions import PackedIndex, Role
 from vflash.model.refiner import refine_text
-from vflash.model.residual import AdaptedBlocks, NamedLinears, plan_residuals
+from vflash.model.residual import AdaptedBlocks, NamedLinears, PackedResidual, plan_residuals
 from vflash.model.rotary import rotary_tables
 from vflash.model.sigmas import Grids
 from vflash.model.tables import CheckpointTables, TableCache, Tables
@@ -33,8 +33,8 @@ from vflash_ports.attention import AttentionFn
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.linear import LinearExecution
 from vflash_ports.observer import Observer
-from vflash_ports.residency import BlockStack, Residency, ResidencyMemory
-from vflash_ports.weights import WeightSource
+from vflash_ports.residency import BlockLoader, BlockStack, Residency, ResidencyMemory
+from vflash_ports.weights import WeightReader, WeightSource
 
 
 @frozen(kw_only=True, eq=False)
@@ -189,6 +189,50 @@ class PreparedDenoiser:
         return self.denoiser.linears(name, modulated)
 
 
+@frozen(kw_only=True, eq=False)
+class LoadedBase:
+    """A checked checkpoint, ready to be loaded into a stack or written down; the reader is open."""
+
+    blocks: BlockLoader
+    auxiliary: dict[str, torch.Tensor]
+    residuals: dict[str, LowRank]
+    planned: tuple[PackedResidual, ...]
+    tables: CheckpointTables
+
+
+def read_base(
+    source: WeightSource,
+    reader: WeightReader,
+    *,
+    what: str,
+    facts: DenoiserFacts,
+    execution: LinearExecution,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Adapter | None,
+) -> LoadedBase:
+    """Check every name and shape, read what is outside the blocks, and say how blocks are packed."""
+    specs = source.specs()
+    check_specs(specs, facts, what=what)
+    blocks = CheckpointBlocks(
+        reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype, device=device
+    )
+    auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
+    modules = {} if adapter is None else adapter.modules
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    planned = plan_residuals(modules, LINEARS, shapes, facts.num_layers)
+    residuals = outer_residuals(modules, auxiliary, device)
+    return LoadedBase(
+        blocks=AdaptedBlocks(base=blocks, residuals=modules, planned=planned, dtype=dtype),
+        auxiliary=auxiliary,
+        residuals=residuals,
+        planned=planned,
+        tables=CheckpointTables(
+            source=source, auxiliary=auxiliary, residuals=residuals, facts=facts, device=device, dtype=dtype
+        ),
+    )
+
+
 @contextmanager
 def open_denoiser(
     source: WeightSource,
@@ -204,32 +248,28 @@ def open_denoiser(
     adapter: Adapter | None = None,
 ) -> Iterator[Denoiser]:
     """Check every name and shape, then load, `adapter` beside the base. On leaving, all weights are released."""
-    specs = source.specs()
-    check_specs(specs, facts, what=what)
     with source.open() as reader:
-        blocks = CheckpointBlocks(
-            reader=reader, source_specs=specs, facts=facts, execution=execution, dtype=dtype, device=device
+        base = read_base(
+            source,
+            reader,
+            what=what,
+            facts=facts,
+            execution=execution,
+            device=device,
+            dtype=dtype,
+            adapter=adapter,
         )
-        auxiliary = read_auxiliary(reader, specs, device=device, dtype=dtype)
-        modules = {} if adapter is None else adapter.modules
-        shapes = {name: spec.shape for name, spec in specs.items()}
-        planned = plan_residuals(modules, LINEARS, shapes, facts.num_layers)
-        adapted = AdaptedBlocks(base=blocks, residuals=modules, planned=planned, dtype=dtype)
 
         def bind(tensors: Mapping[str, torch.Tensor]) -> BlockWeights:
-            return bind_block(tensors, execution, planned)
+            return bind_block(tensors, execution, base.planned)
 
-        stack = residency.load(adapted, bind, device)
-    residuals = outer_residuals(modules, auxiliary, device)
-    tables = CheckpointTables(
-        source=source, auxiliary=auxiliary, residuals=residuals, facts=facts, device=device, dtype=dtype
-    )
+        stack = residency.load(base.blocks, bind, device)
     denoiser = Denoiser(
         facts=facts,
-        table_cache=TableCache(make=tables),
+        table_cache=TableCache(make=base.tables),
         stack=stack,
-        auxiliary=auxiliary,
-        residuals=residuals,
+        auxiliary=base.auxiliary,
+        residuals=base.residuals,
         adapter=None if adapter is None else adapter.report,
         fp8_linears=tuple(name for name in LINEARS if f"{name}.scale" in blocks.specs()),
         kernels=kernels,

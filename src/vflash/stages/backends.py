@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import asdict, frozen
@@ -23,6 +23,9 @@ from vflash_ports.linear import LinearExecution
 from vflash_ports.residency import Residency, ResidencyMemory
 from vflash_ports.weights import WeightOpener
 
+if TYPE_CHECKING:
+    from vflash.stages.chosen_assets import ChosenAssets
+
 
 @frozen(kw_only=True, eq=False)
 class Backends:
@@ -37,6 +40,7 @@ class Backends:
     ffn_chunk_rows: int
     profile: Profile | None = None
     adapter: ChosenAdapter | None = None
+    assets: ChosenAssets | None = None
 
     def check(self, facts: ModelFacts) -> None:
         """Raises `UnsupportedError`, with the cure, if any choice cannot run here."""
@@ -46,12 +50,18 @@ class Backends:
         self.residency.check(self.device, stack_bytes(facts.denoiser, self.linear, self.dtype))
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
-    def check_adapter(self, component: Path) -> None:
-        """Raises `CheckpointError` unless the adapter, if there is one, fits this component whole; headers only."""
+    def check_component(self, component: Path, facts: DenoiserFacts) -> None:
+        """Raises `ContractError` unless the adapter fits this component whole, or the assets are for it; headers and
+        file stamps only."""
         if self.adapter is not None:
             self.adapter.check(component.name, self.weights(component))
+        if self.assets is not None:
+            self.assets.check(component.name, facts, self)
 
     def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
+        if self.assets is not None:
+            self.assets.check(component.name, facts, self)
+            return self.assets.open(facts, self)
         source = self.weights(component)
         return open_denoiser(
             source,
@@ -77,6 +87,7 @@ class Backends:
         return {
             "profile": None if self.profile is None else self.profile.name,
             "adapter": adapter_receipt(adapter),
+            "assets": None if self.assets is None else self.assets.receipt(),
             "backends": {
                 "device": str(self.device),
                 "device_name": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
