@@ -14,7 +14,7 @@ from attrs import frozen
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.model.block import BlockWeights
 from vflash.model.compiled_layout import CompiledLayout
-from vflash.model.load import MODULATION_TABLE, bind_block
+from vflash.model.load import MODULATION_TABLE, bind_block, fp8_linears
 from vflash.model.tables import Plans, TableCache, Tables
 from vflash.model.transformer import Denoiser, LoadedBase
 from vflash_ports.adapters import AdapterReport, LowRank
@@ -79,7 +79,8 @@ def open_compiled(
 
     with source.open() as reader:
         outside = _read_outside(reader, specs, device)
-        stack = residency.load(CompiledBlocks(reader=reader, stored=specs, count=facts.num_layers), bind, device)
+        blocks = CompiledBlocks(reader=reader, stored=specs, count=facts.num_layers)
+        stack = residency.load(blocks, bind, device)
     residuals = {
         name: LowRank(down=outside.pop(f"{RESIDUAL}{name}.down"), up=outside.pop(f"{RESIDUAL}{name}.up"), scale=scale)
         for name, scale in layout.outer_scales.items()
@@ -91,6 +92,7 @@ def open_compiled(
         auxiliary=outside,
         residuals=residuals,
         adapter=adapter,
+        fp8_linears=fp8_linears(blocks.specs()),
         kernels=kernels,
         device=device,
         dtype=dtype,

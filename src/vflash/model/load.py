@@ -179,6 +179,11 @@ def _packed_form(
     return PackedLinear(weight=whole) if quantised else execution.pack(whole)
 
 
+def fp8_linears(packed: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+    """The linears of a block that are packed as FP8 codes."""
+    return tuple(name for name in LINEARS if f"{name}.scale" in packed)
+
+
 def stored_in_fp8(stored: Mapping[str, TensorSpec]) -> tuple[str, ...]:
     """The packed linears whose matrices every block stores in FP8. `CheckpointError` where only some are."""
     found = []

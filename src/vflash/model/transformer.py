@@ -16,6 +16,7 @@ from vflash.model.load import (
     CheckpointBlocks,
     bind_block,
     check_specs,
+    fp8_linears,
     outer_residuals,
     read_auxiliary,
 )
@@ -271,7 +272,7 @@ def open_denoiser(
         auxiliary=base.auxiliary,
         residuals=base.residuals,
         adapter=None if adapter is None else adapter.report,
-        fp8_linears=tuple(name for name in LINEARS if f"{name}.scale" in blocks.specs()),
+        fp8_linears=fp8_linears(base.blocks.specs()),
         kernels=kernels,
         device=device,
         dtype=dtype,
