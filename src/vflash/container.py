@@ -63,8 +63,8 @@ from vflash_ports.assets import AssetStore
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.conditioning import ConditioningStore
-from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.errors import ContractError
+from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
 from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
