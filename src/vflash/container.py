@@ -37,6 +37,7 @@ from vflash_adapters.attention.veda.opening import open_veda
 from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.conditioning.sealed_folder import SealedFolder
+from vflash_adapters.event_log.structured import StructuredLog
 from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -64,6 +65,7 @@ from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.conditioning import ConditioningStore
 from vflash_ports.errors import ContractError
+from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
@@ -166,6 +168,13 @@ RESIDENCY: dict[str, Provider[Residency]] = {
 }
 
 
+EVENT_LOG: dict[str, Provider[EventLog]] = {
+    "none": providers.Singleton(SilentLog),
+    "json": providers.Factory(StructuredLog, as_json=True),
+    "console": providers.Factory(StructuredLog, as_json=False),
+}
+
+
 class Container(containers.DeclarativeContainer):
     """`Container(settings=Settings(...)).pipeline()`. Override a provider on a fresh container, before it is used."""
 
@@ -215,6 +224,7 @@ class Container(containers.DeclarativeContainer):
         settings.provided.attention_backend, **EXACT_ATTENTION, veda=veda, **{"veda-meanpool": veda}
     )
     residency: Provider[Residency] = providers.Selector(settings.provided.weight_residency, **RESIDENCY)
+    event_log: Provider[EventLog] = providers.Selector(settings.provided.log, **EVENT_LOG)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
     latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes, weights=weights)
@@ -291,6 +301,7 @@ class Container(containers.DeclarativeContainer):
         models=models,
         conditioning_store=conditioning_store,
         latent_store=latent_store,
+        log=event_log,
     )
     pipeline: Provider[Engine] = providers.Factory(
         Engine,

@@ -43,6 +43,7 @@ from vflash.stages.steps import denoise_request, encode_request
 from vflash.stages.watch import RequestWatch
 from vflash_ports.conditioning import ConditioningStore
 from vflash_ports.errors import ContractError, DeliveryError, VflashError
+from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.media import Delivery, Latents, LatentStore, MediaSink, ReferenceReader
 
 
@@ -79,8 +80,12 @@ class Engine:
     sink: MediaSink
     latent_store: LatentStore
     conditioning_store: ConditioningStore
+    log: EventLog = field(factory=SilentLog)
     _reuse: ReuseCache = field(factory=ReuseCache, init=False)
-    _gate: Gate = field(factory=Gate, init=False)
+    _gate: Gate = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._gate = Gate(log=self.log)
 
     @property
     def request_count(self) -> int:
@@ -122,7 +127,7 @@ class Engine:
         with self._gate.admit() as number:
             recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device, phases=recorder)
+            watch = RequestWatch(progress, device=self.backends.device, phases=recorder, log=self.log)
             outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
             outputs.check(self.sink, self.latent_store)
             folder = denoiser_folder(request.mode)
@@ -156,7 +161,7 @@ class Engine:
         check_request(request)
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device)
+            watch = RequestWatch(progress, device=self.backends.device, log=self.log)
             folder = to_path(bundle)
             self.conditioning_store.check(folder)
             facts = self.model_facts(denoiser_folder(request.mode))
@@ -182,7 +187,7 @@ class Engine:
         profiles = DeliveryProfiles(audio=AudioDelivery(audio_delivery_profile))
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device)
+            watch = RequestWatch(progress, device=self.backends.device, log=self.log)
             outputs = plan_outputs(to_path(output), to_path(latents_path))
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)

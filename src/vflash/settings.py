@@ -114,6 +114,14 @@ class Lifetime(Choice):
     PER_REQUEST = "per-request"
 
 
+class LogFormat(Choice):
+    """The operator's log on stderr: request and stage events; prompts and paths never enter it."""
+
+    NONE = "none"
+    JSON = "json"
+    CONSOLE = "console"
+
+
 def _gibibytes(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
         raise ContractError(f"must be a positive number of GiB, got {value!r}")
@@ -207,6 +215,7 @@ class Settings:
     host_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)
     media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
+    log: LogFormat = field(default=LogFormat.NONE, converter=LogFormat)
     ffn_chunk_rows: int = field(default=16_384, validator=whole_number(1, 1 << 30))
 
     def __attrs_post_init__(self) -> None:

@@ -68,6 +68,7 @@ def generate(
     qkv_order: options.QkvOrder = None,
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
+    log: options.Log = None,
     profile_denoise: options.ProfileDenoise = False,
     as_json: options.Json = False,
 ) -> None:
@@ -90,6 +91,7 @@ def generate(
         keyframe_delivery_profile=keyframe_delivery,
     )
     settings_table |= options.given(
+        log=log,
         model_dir=model,
         profile=profile,
         adapter=adapter,

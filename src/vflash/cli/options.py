@@ -26,6 +26,9 @@ Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on st
 ProfileDenoise = Annotated[
     bool, typer.Option("--profile-denoise", help="Time every piece of the denoising, and write a trace for Perfetto.")
 ]
+Log = Annotated[
+    str | None, typer.Option(envvar="VFLASH_LOG", help="The operator's log on stderr: none, json or console")
+]
 Device = Annotated[str | None, typer.Option(envvar="VFLASH_DEVICE", help="cpu, cuda or cuda:N  [default: cuda]")]
 Dtype = Annotated[str | None, typer.Option(envvar="VFLASH_DTYPE", help="bfloat16 or float32  [default: bfloat16]")]
 Prompt = Annotated[str | None, typer.Option(help="The prompt, used verbatim.", rich_help_panel=REQUEST)]

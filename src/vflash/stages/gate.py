@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -10,6 +11,7 @@ from attrs import define, field
 
 from vflash.stages.watch import RequestWatch
 from vflash_ports.errors import BusyError, ClosedError, ContractError
+from vflash_ports.event_log import EventLog, FieldValue, SilentLog
 
 
 @define(kw_only=True, eq=False)
@@ -19,6 +21,7 @@ class Gate:
     requests: int = 0
     closed: bool = False
     failure: str | None = None
+    log: EventLog = field(factory=SilentLog)
     _lock: Lock = field(factory=Lock)
 
     @contextmanager
@@ -27,7 +30,8 @@ class Gate:
         with self._alone("a request is running; one pipeline runs one request at a time"):
             self._check_alive()
             self.requests += 1
-            yield self.requests
+            with self._recorded(self.requests):
+                yield self.requests
 
     @contextmanager
     def maintain(self) -> Iterator[None]:
@@ -41,6 +45,7 @@ class Gate:
         with self._alone("a request is running; to cancel it raise from its progress callback, then close"):
             self.closed = True
             yield
+            self.log.record("pipeline closed", {"requests": self.requests})
 
     @contextmanager
     def executing(self, watch: RequestWatch, release: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -54,6 +59,23 @@ class Gate:
                 self.failure = f"{type(error).__name__}: {error}"
                 release()
             raise
+
+    @contextmanager
+    def _recorded(self, number: int) -> Iterator[None]:
+        start = time.perf_counter()
+        self.log.record("request started", {"request_index": number})
+        try:
+            yield
+        except BaseException as error:
+            ended: dict[str, FieldValue] = {
+                "request_index": number,
+                "error": type(error).__name__,
+                "seconds": time.perf_counter() - start,
+                "retired": int(self.failure is not None),
+            }
+            self.log.record("request ended early", ended)
+            raise
+        self.log.record("request finished", {"request_index": number, "seconds": time.perf_counter() - start})
 
     @contextmanager
     def _alone(self, why: str) -> Iterator[None]:

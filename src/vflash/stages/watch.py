@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.stages.memory import PeakMeter
+from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.observer import SilentObserver
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class Phases(Protocol):
 class RequestWatch:
     """`stages` nests: an outer stage's `elapsed_seconds` holds those of the stages inside it; never add both.
 
-    An outermost stage also records its own memory peaks where `device` is given. `phases` sees the pieces of the
-    denoising. `cancellation` is what the caller's callback raised, whatever has been made of it on its way up.
+    An outermost stage also records its own memory peaks where `device` is given, and its end goes into `log`. `phases`
+    sees the pieces of the denoising. `cancellation` is what the caller's callback raised, whatever has been made of it
+    on its way up.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class RequestWatch:
         *,
         device: torch.device | None = None,
         phases: Phases | None = None,
+        log: EventLog | None = None,
     ) -> None:
         self.stages: dict[str, Any] = {}
         self.cancellation: BaseException | None = None
@@ -43,6 +46,7 @@ class RequestWatch:
         self._callback = callback
         self._phases: Phases = phases or SilentObserver()
         self._meter = PeakMeter(device)
+        self._log = log or SilentLog()
 
     @property
     def cancelled(self) -> bool:
@@ -72,6 +76,7 @@ class RequestWatch:
             self._open.pop()
             if outermost:
                 record.update(self._meter.end())
+                self._log.record("stage ended", {"stage": name, "seconds": record["elapsed_seconds"]})
 
     def peaks(self) -> dict[str, int | None]:
         """The highest of every stage so far, bytes."""

@@ -120,3 +120,30 @@ def test_cancelling_leaves_it_healthy(error):
         watch.progress("denoising", 1, 50)
     assert gate.failure is None
     assert admitted(gate) == 2
+
+
+class ListLog:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict]] = []
+
+    def record(self, event, fields) -> None:
+        self.events.append((event, dict(fields)))
+
+
+def test_the_log_tells_how_each_request_ended():
+    """Started, finished or ended early with the kind of error, and closed; nothing of the error's text."""
+    log = ListLog()
+    gate = Gate(log=log)
+    with gate.admit():
+        pass
+    with pytest.raises(RuntimeError), gate.admit(), gate.executing(RequestWatch()):
+        raise RuntimeError("secret")
+    assert [event for event, _ in log.events] == [
+        "request started",
+        "request finished",
+        "request started",
+        "request ended early",
+    ]
+    assert log.events[-1][1]["error"] == "RuntimeError"
+    assert log.events[-1][1]["retired"] == 1
+    assert "secret" not in str(log.events)
