@@ -84,7 +84,7 @@ def _tensors(
             tensor = reader.get_tensor(name)
             yield from _codes(tensor, name, what) if name in quantised else (tensor,)
             done += spec.byte_count
-            observer.progress("quantise", done, total)
+            observer.progress(Path(what).name, done, total)
 
 
 def _codes(weight: torch.Tensor, name: str, what: str) -> tuple[torch.Tensor, torch.Tensor]:

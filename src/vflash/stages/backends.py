@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 
 from vflash.domain.model_facts import DenoiserFacts, ModelFacts
 from vflash.domain.profiles import Profile
-from vflash.model.load import stack_bytes
+from vflash.model.load import packed_specs, stack_bytes
 from vflash.model.transformer import Denoiser, open_denoiser
 from vflash.stages.adapter import ChosenAdapter, adapter_receipt
 from vflash_ports.adapters import AdapterReport
@@ -51,12 +51,14 @@ class Backends:
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
     def check_component(self, component: Path, facts: DenoiserFacts) -> None:
-        """Raises `ContractError` unless the adapter fits this component whole, or the assets are for it; headers and
-        file stamps only."""
-        if self.adapter is not None:
-            self.adapter.check(component.name, self.weights(component))
+        """What is stored, by headers and file stamps alone: the linear execution can run it and the adapter fits it
+        whole, or the assets are for it. Raises `ContractError`."""
         if self.assets is not None:
             self.assets.check(component.name, facts, self)
+        else:
+            packed_specs(facts, self.linear, self.dtype, self.weights(component).specs())
+        if self.adapter is not None:
+            self.adapter.check(component.name, self.weights(component))
 
     def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
         if self.assets is not None:
