@@ -216,7 +216,7 @@ class Settings:
     media_video_input: VideoFeed = field(default=VideoFeed.FILE, converter=VideoFeed)
     media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
     log: LogFormat = field(default=LogFormat.NONE, converter=LogFormat)
-    ffn_chunk_rows: int = field(default=16_384, validator=whole_number(1, 1 << 30))
+    ffn_chunk_rows: int = field(default=28_672, validator=whole_number(1, 1 << 30))
 
     def __attrs_post_init__(self) -> None:
         if (self.weight_reading is WeightReading.SIDECAR) != (self.weight_sidecar is not None):

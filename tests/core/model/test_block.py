@@ -116,6 +116,7 @@ def test_parts_cover_every_row_once_and_evenly() -> None:
     """Equal parts in whole tiles of 128 rows, so that no short remainder wastes a GEMM."""
     for rows, limit, sizes in (
         (38000, 16384, [12672, 12672, 12656]),
+        (38000, 28672, [19072, 18928]),
         (300, 1000, [300]),
         (300, 128, [128, 128, 44]),
         (16384, 16384, [16384]),
