@@ -47,6 +47,7 @@ from vflash_adapters.machine_limits import MachineMemory
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
+from vflash_adapters.media.frames_dir import FramesDirSink
 from vflash_adapters.media.inspect import inspect_file
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
@@ -173,6 +174,7 @@ EVENT_LOG: dict[str, Provider[EventLog]] = {
     "json": providers.Factory(StructuredLog, as_json=True),
     "console": providers.Factory(StructuredLog, as_json=False),
 }
+FRAMES_DIR: dict[str, Provider[MediaSink]] = {"frames-dir": providers.Singleton(FramesDirSink)}
 
 
 class Container(containers.DeclarativeContainer):
@@ -232,11 +234,18 @@ class Container(containers.DeclarativeContainer):
     text_encoder: Provider[TextEncoderProvider] = providers.Singleton(
         Qwen3VLProvider, hidden_state_index=TEXT_HIDDEN_STATE, loader=text_encoder_loader
     )
-    encoding: Provider[Encoding] = providers.Singleton(Encoding, threads=settings.provided.media_video_threads)
+    encoding: Provider[Encoding] = providers.Singleton(
+        Encoding,
+        encoder=settings.provided.media_video_encoder,
+        preset=settings.provided.media_preset,
+        crf=settings.provided.media_crf,
+        threads=settings.provided.media_video_threads,
+    )
     sink: Provider[MediaSink] = providers.Selector(
         settings.provided.media_video_input,
         file=providers.Singleton(FfmpegFileSink, encoding=encoding),
         pipe=providers.Singleton(FfmpegPipeSink, encoding=encoding),
+        **FRAMES_DIR,
     )
 
     adapter: Provider[ChosenAdapter | None] = providers.Singleton(_chosen_adapter, settings)

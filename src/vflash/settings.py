@@ -103,8 +103,32 @@ class QkvOrder(Choice):
 
 
 class VideoFeed(Choice):
+    """How frames leave: into an MP4 through a file or a pipe, or as a folder of PNG and WAV."""
+
     FILE = "file"
     PIPE = "pipe"
+    FRAMES_DIR = "frames-dir"
+
+
+class MediaPreset(Choice):
+    """x264's nine; more time, smaller file."""
+
+    ULTRAFAST = "ultrafast"
+    SUPERFAST = "superfast"
+    VERYFAST = "veryfast"
+    FASTER = "faster"
+    FAST = "fast"
+    MEDIUM = "medium"
+    SLOW = "slow"
+    SLOWER = "slower"
+    VERYSLOW = "veryslow"
+
+
+class MediaVideoEncoder(Choice):
+    """Hardware is used only when it is named."""
+
+    LIBX264 = "libx264"
+    NVENC = "h264_nvenc"
 
 
 class Lifetime(Choice):
@@ -217,6 +241,9 @@ class Settings:
     media_video_threads: int | None = field(default=None, validator=maybe(whole_number(1, 256)))
     log: LogFormat = field(default=LogFormat.NONE, converter=LogFormat)
     ffn_chunk_rows: int = field(default=28_672, validator=whole_number(1, 1 << 30))
+    media_video_encoder: MediaVideoEncoder = field(default=MediaVideoEncoder.LIBX264, converter=MediaVideoEncoder)
+    media_preset: MediaPreset = field(default=MediaPreset.MEDIUM, converter=MediaPreset)
+    media_crf: int = field(default=18, validator=whole_number(0, 51))
 
     def __attrs_post_init__(self) -> None:
         if (self.weight_reading is WeightReading.SIDECAR) != (self.weight_sidecar is not None):

@@ -24,6 +24,9 @@ def decode(
     audio_delivery: options.AudioDelivery = None,
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
+    media_video_encoder: options.MediaVideoEncoder = None,
+    media_preset: options.MediaPreset = None,
+    media_crf: options.MediaCrf = None,
     as_json: options.Json = False,
 ) -> None:
     """Decode kept latents and deliver them as an MP4."""
@@ -34,6 +37,9 @@ def decode(
         dtype=dtype,
         media_video_input=media_video_input,
         media_video_threads=media_video_threads,
+        media_video_encoder=media_video_encoder,
+        media_preset=media_preset,
+        media_crf=media_crf,
     )
     options.require(settings_table, "model_dir", "--model")
     settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})

@@ -69,6 +69,9 @@ def generate(
     media_video_input: options.MediaVideoInput = None,
     media_video_threads: options.MediaVideoThreads = None,
     log: options.Log = None,
+    media_video_encoder: options.MediaVideoEncoder = None,
+    media_preset: options.MediaPreset = None,
+    media_crf: options.MediaCrf = None,
     profile_denoise: options.ProfileDenoise = False,
     as_json: options.Json = False,
 ) -> None:
@@ -123,6 +126,9 @@ def generate(
         qkv_order=qkv_order,
         media_video_input=media_video_input,
         media_video_threads=media_video_threads,
+        media_video_encoder=media_video_encoder,
+        media_preset=media_preset,
+        media_crf=media_crf,
     )
     run(settings_table, request_table, output, as_json=as_json, profile_denoise=profile_denoise)
 

@@ -144,7 +144,21 @@ KeyframeDelivery = Annotated[
         "--keyframe-delivery-profile", help="decoded or exact-v1  [default: decoded]", rich_help_panel=REQUEST
     ),
 ]
-MediaVideoInput = Annotated[str | None, typer.Option(help="file or pipe", rich_help_panel=BACKENDS)]
+MediaVideoInput = Annotated[
+    str | None,
+    typer.Option(
+        help="file, pipe, or frames-dir for a folder of PNG and WAV  [default: file]", rich_help_panel=BACKENDS
+    ),
+]
+MediaVideoEncoder = Annotated[
+    str | None, typer.Option(help="libx264 or h264_nvenc  [default: libx264]", rich_help_panel=BACKENDS)
+]
+MediaPreset = Annotated[
+    str | None, typer.Option(help="x264's, ultrafast to veryslow  [default: medium]", rich_help_panel=BACKENDS)
+]
+MediaCrf = Annotated[
+    int | None, typer.Option(help="Quality, 0 (lossless) to 51  [default: 18]", rich_help_panel=BACKENDS)
+]
 MediaVideoThreads = Annotated[
     int | None, typer.Option(help="H.264 threads, 1 to 256; FFmpeg chooses without it", rich_help_panel=BACKENDS)
 ]
