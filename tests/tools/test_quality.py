@@ -86,4 +86,5 @@ def test_a_small_gate_runs(checkpoint: Path, tmp_path: Path) -> None:
 def test_every_named_configuration_is_legal(tmp_path: Path) -> None:
     """Settings know every field and value that the table names."""
     for configuration in CONFIGURATIONS.values():
-        Settings(model_dir=tmp_path, **configuration.settings)
+        settings = Settings(model_dir=tmp_path, **configuration.settings)
+        assert all(str(getattr(settings, name)) == str(value) for name, value in configuration.settings.items())

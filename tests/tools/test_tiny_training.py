@@ -11,6 +11,7 @@ import torch
 
 from tiny_h3.alias_free import fuse_activations
 from tiny_h3.audio_vae import open_audio_vae
+from tiny_h3.export import export_checkpoint
 from tiny_h3.run import CANVASES, RunPlan, open_presenter, run
 from tiny_h3.scenes import draw_scenes
 from tiny_h3.sizes import TOY
@@ -21,6 +22,8 @@ from tiny_h3.video_vae import normalise_pixels, open_video_vae, window_latents, 
 from tiny_h3.world import render_video
 from vflash_adapters.attention.veda.predictor import read_predictor
 from vflash_adapters.attention.veda.tiles import tile_count
+from vflash_adapters.weights.lora.loader import LoraLoader
+from vflash_adapters.weights.mmap_source import MmapWeights
 
 CPU = torch.device("cpu")
 
@@ -91,6 +94,17 @@ def test_the_adapter_has_the_published_keys(trained: Path) -> None:
     assert len(factors) == 2 * 6 * 2
     assert factors["transformer_blocks.1.ff.net.2.lora_A.weight"].shape == (32, 48)
     assert factors["transformer_blocks.0.attn.to_out.0.lora_B.weight"].shape == (32, 32)
+
+
+def test_the_product_reads_the_adapter(trained: Path, tmp_path: Path) -> None:
+    """The strict LoRA reader takes it whole, with the strength that the file itself states."""
+    export_checkpoint(trained, tmp_path / "tiny-h3", TOY)
+    base = MmapWeights(tmp_path / "tiny-h3" / "transformer").specs()
+    report = LoraLoader().inspect(tmp_path / "tiny-h3" / "turbo-lora.safetensors", base, component="transformer")
+    assert len(report.modules) == 2 * 6
+    assert not report.unmatched
+    assert {module.scale for module in report.modules} == {1.0}
+    assert report.alpha_source == "metadata"
 
 
 def test_the_tokenizer_joins_no_two_words(trained: Path) -> None:

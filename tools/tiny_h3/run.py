@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +14,23 @@ import torch
 from attrs import define, field, frozen
 
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
-from tiny_h3.evaluate import evaluate, reconstruct
+from tiny_h3.evaluate import reconstruct
+from tiny_h3.judge_modes import JudgedRun, judge_modes
 from tiny_h3.pool import Encoders, Pool, PoolPlan, fill_pools, open_encoders
-from tiny_h3.sheet import write_sheet
 from tiny_h3.sizes import FULL, TOY
 from tiny_h3.stage import Budget, Log, pick_device
 from tiny_h3.tasks import Laying, Task
 from tiny_h3.text import MERGES, Presenter, corpus, load_presenter
 from tiny_h3.train_denoiser import (
     JOINT,
-    KEYFRAMES_ONLY,
     REFERENCE_PARTS,
     REFERENCES_ONLY,
     DenoiserJob,
-    Model,
     flow_loss,
     open_model,
     train_denoiser,
 )
-from tiny_h3.turbo import EVALUATIONS, TurboJob, load_adapter, merged, train_turbo
+from tiny_h3.turbo import TurboJob, train_turbo
 from tiny_h3.veda import VedaJob, train_veda
 from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 from vflash_adapters.tiny_checkpoint import Dimensions
@@ -101,7 +95,7 @@ def run(plan: RunPlan) -> None:
     for name, stage in (
         ("turbo", lambda: train_turbo(_turbo_job(plan, clock), pools, presenter, device)),
         ("veda", lambda: train_veda(_veda_job(plan, clock), pools, presenter, device)),
-        ("evaluate", lambda: _evaluate(plan, encoders, presenter, device, log)),
+        ("evaluate", lambda: judge_modes(_judged_run(plan), encoders, presenter, device, log)),
     ):
         _guarded(name, stage, log)
 
@@ -223,57 +217,8 @@ def _veda_job(plan: RunPlan, clock: _Clock) -> VedaJob:
     )
 
 
-def _evaluate(plan: RunPlan, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log) -> None:
-    """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
-    results: dict[str, dict[str, float]] = {}
-    with _judges(device) as workers:
-        for label, task, evaluations, model, parameters in _runs(plan, presenter, device):
-            scores, made = evaluate(
-                model,
-                encoders,
-                presenter,
-                task,
-                evaluations=evaluations,
-                canvas=plan.canvases[0],
-                count=plan.prompts,
-                parameters=parameters,
-                workers=workers,
-            )
-            results[label] = scores.shares()
-            log.write(judged=label, **results[label])
-            write_sheet(made, plan.path(f"sheet-{label}.png"))
-            plan.path("judged.json").write_text(json.dumps(results, indent=1) + "\n")
-
-
-Run = tuple[str, Task, int, Model, "Mapping[str, torch.Tensor] | None"]
-
-
-def _runs(plan: RunPlan, presenter: Presenter, device: torch.device) -> Iterator[Run]:
-    for name, tasks in (("transformer", list(KEYFRAMES_ONLY)), ("transformer_ref", [Task.REF2VA])):
-        model, _ = open_model(plan.sizes, presenter, plan.path(f"{name}.safetensors"), device, compiled=False)
-        for task in tasks:
-            yield f"{task}-16", task, 16, model, None
-        adapter = plan.path("turbo.safetensors")
-        if name == "transformer" and adapter.exists():
-            factors = {key: value.to(device) for key, value in load_adapter(adapter).items()}
-            turbo = merged(model, factors, next(iter(factors.values())).shape[0])
-            for task in tasks:
-                yield f"{task}-turbo{EVALUATIONS}", task, EVALUATIONS, model, turbo
-
-
-@contextmanager
-def _judges(device: torch.device) -> Iterator[Executor | None]:
-    """Judging is CPU work: beside a GPU it runs in processes of its own."""
-    if device.type != "cuda":
-        yield None
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=12, mp_context=context, initializer=_one_thread) as pool:
-        yield pool
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def _judged_run(plan: RunPlan) -> JudgedRun:
+    return JudgedRun(folder=plan.folder, sizes=plan.sizes, canvas=plan.canvases[0], prompts=plan.prompts)
 
 
 def _guarded(name: str, stage: Callable[[], None], log: Log) -> None:

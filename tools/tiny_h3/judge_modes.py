@@ -1,0 +1,89 @@
+"""Sample every mode of a run's denoisers and let the judge say how many attributes are right."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from tiny_h3.evaluate import evaluate
+from tiny_h3.pool import Encoders
+from tiny_h3.sheet import write_sheet
+from tiny_h3.stage import Log
+from tiny_h3.tasks import Task
+from tiny_h3.text import Presenter
+from tiny_h3.train_denoiser import KEYFRAMES_ONLY, Model, open_model
+from tiny_h3.turbo import EVALUATIONS, load_adapter, merged
+from vflash_adapters.tiny_checkpoint import Dimensions
+
+
+@frozen(kw_only=True)
+class JudgedRun:
+    """What there is to judge: states in `folder`, on one canvas (height, width)."""
+
+    folder: Path
+    sizes: Dimensions
+    canvas: tuple[int, int]
+    prompts: int
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+
+def judge_modes(plan: JudgedRun, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log) -> None:
+    """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
+    results: dict[str, dict[str, float]] = {}
+    with _judges(device) as workers:
+        for label, task, evaluations, model, parameters in _runs(plan, presenter, device):
+            scores, made = evaluate(
+                model,
+                encoders,
+                presenter,
+                task,
+                evaluations=evaluations,
+                canvas=plan.canvas,
+                count=plan.prompts,
+                parameters=parameters,
+                workers=workers,
+            )
+            results[label] = scores.shares()
+            log.write(judged=label, **results[label])
+            write_sheet(made, plan.path(f"sheet-{label}.png"))
+            plan.path("judged.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+Run = tuple[str, Task, int, Model, "Mapping[str, torch.Tensor] | None"]
+
+
+def _runs(plan: JudgedRun, presenter: Presenter, device: torch.device) -> Iterator[Run]:
+    for name, tasks in (("transformer", list(KEYFRAMES_ONLY)), ("transformer_ref", [Task.REF2VA])):
+        model, _ = open_model(plan.sizes, presenter, plan.path(f"{name}.safetensors"), device, compiled=False)
+        for task in tasks:
+            yield f"{task}-16", task, 16, model, None
+        adapter = plan.path("turbo.safetensors")
+        if name == "transformer" and adapter.exists():
+            factors = {key: value.to(device) for key, value in load_adapter(adapter).items()}
+            turbo = merged(model, factors, next(iter(factors.values())).shape[0])
+            for task in tasks:
+                yield f"{task}-turbo{EVALUATIONS}", task, EVALUATIONS, model, turbo
+
+
+@contextmanager
+def _judges(device: torch.device) -> Iterator[Executor | None]:
+    """Judging is CPU work: beside a GPU it runs in processes of its own."""
+    if device.type != "cuda":
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=12, mp_context=context, initializer=_one_thread) as pool:
+        yield pool
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
