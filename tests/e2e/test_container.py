@@ -24,6 +24,7 @@ from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.errors import CheckpointError, ContractError
+from vflash_ports.event_log import EventLog
 from vflash_ports.linear import LinearExecution
 from vflash_ports.media import Latents, MediaSink
 from vflash_ports.residency import Residency
@@ -33,6 +34,7 @@ from vflash_ports.weights import WeightOpener
 SELECTED: dict[str, str] = {
     "attention": "attention_backend",
     "block_kernels": "block_kernels",
+    "event_log": "log",
     "linear": "linear",
     "residency": "weight_residency",
     "sink": "media_video_input",
@@ -45,6 +47,7 @@ BESIDE = {"sidecar": {"weight_sidecar": "side"}, "veda": {"veda_predictor": "pre
 PORTS: dict[str, Any] = {
     "attention": Attention,
     "block_kernels": BlockKernels,
+    "event_log": EventLog,
     "linear": LinearExecution,
     "residency": Residency,
     "sink": MediaSink,
