@@ -19,7 +19,7 @@ from vflash.domain.profiles import KEYFRAMES, Profile
 from vflash.engine import Engine
 from vflash.model.load import LINEARS
 from vflash.model.transformer import Denoiser
-from vflash.settings import Lifetime, Settings
+from vflash.settings import Settings
 from vflash.stages.adapter import ChosenAdapter
 from vflash.stages.backends import Backends
 from vflash.stages.chosen_assets import ChosenAssets
@@ -83,7 +83,7 @@ def _models(
     encoder: TextEncoderProvider,
     codec: LatentCodecProvider,
 ) -> Models:
-    keep, root = settings.model_lifetime is Lifetime.KEEP, settings.model_dir
+    keep, root = settings.keeps, settings.model_dir
     device, dtype = backends.device, backends.dtype
 
     def denoiser(folder: str) -> Callable[[], AbstractContextManager[Denoiser]]:
@@ -101,8 +101,8 @@ def _memory_options(settings: Settings) -> MemoryOptions:
     return MemoryOptions(
         weight_residency=Residence(settings.weight_residency),
         linear=LinearStorage(settings.linear),
-        placement=Placement.TOGETHER,
-        keep=settings.model_lifetime is Lifetime.KEEP,
+        placement=Placement(settings.model_placement),
+        keep=settings.keeps,
     )
 
 
@@ -229,10 +229,16 @@ class Container(containers.DeclarativeContainer):
     event_log: Provider[EventLog] = providers.Selector(settings.provided.log, **EVENT_LOG)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
-    latent_codec: Provider[LatentCodecProvider] = providers.Singleton(DiffusersVaes, weights=weights)
+    latent_codec: Provider[LatentCodecProvider] = providers.Singleton(
+        DiffusersVaes, weights=weights, swap=settings.provided.swaps, owned=settings.provided.keeps
+    )
     text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
     text_encoder: Provider[TextEncoderProvider] = providers.Singleton(
-        Qwen3VLProvider, hidden_state_index=TEXT_HIDDEN_STATE, loader=text_encoder_loader
+        Qwen3VLProvider,
+        hidden_state_index=TEXT_HIDDEN_STATE,
+        loader=text_encoder_loader,
+        streamed=settings.provided.swaps,
+        owned=settings.provided.keeps,
     )
     encoding: Provider[Encoding] = providers.Singleton(
         Encoding,

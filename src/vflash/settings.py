@@ -102,6 +102,14 @@ class QkvOrder(Choice):
     GROUPED = "grouped"
 
 
+class ModelPlacement(Choice):
+    """`together`: text encoder and VAEs stay on the device while they are loaded, beside the denoiser. `swap`: their
+    weights wait in host memory and are on the device only while they work."""
+
+    TOGETHER = "together"
+    SWAP = "swap"
+
+
 class VideoFeed(Choice):
     """How frames leave: into an MP4 through a file or a pipe, or as a folder of PNG and WAV."""
 
@@ -234,6 +242,7 @@ class Settings:
     adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))
     adapter_strength: float | None = field(default=None, converter=optional(_strength))
     adapter_qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
+    model_placement: ModelPlacement = field(default=ModelPlacement.TOGETHER, converter=ModelPlacement)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
     host_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))
@@ -267,6 +276,14 @@ class Settings:
             raise ContractError("assets hold their adapter and row order; drop adapter and qkv_order, or drop assets")
         if self.assets is None:
             choose_profile(self.profile, None if self.adapter is None else self.adapter.name)
+
+    @property
+    def keeps(self) -> bool:
+        return self.model_lifetime is Lifetime.KEEP
+
+    @property
+    def swaps(self) -> bool:
+        return self.model_placement is ModelPlacement.SWAP
 
     @property
     def running_profile(self) -> Profile | None:

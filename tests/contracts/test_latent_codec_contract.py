@@ -56,13 +56,14 @@ class FakeCodec:
 CODECS = {
     "small": DiffusersVaes(weights=MmapWeights),
     "other": DiffusersVaes(weights=MmapWeights),
+    "swapped": DiffusersVaes(weights=MmapWeights, swap=True),
     "fake": FakeCodecs(),
 }
 
 
 @pytest.fixture(scope="module", params=CODECS)
 def codec(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Any]:
-    folder = tiny_checkpoints.get(request.param, Path())
+    folder = tiny_checkpoints.get({"swapped": "small"}.get(request.param, request.param), Path())
     with CODECS[request.param].open(folder, device=CPU, dtype=torch.float32) as opened:
         yield opened
 

@@ -67,6 +67,8 @@ class FakeEncoder:
 PROVIDERS = {
     "default": Qwen3VLProvider(hidden_state_index=50),
     "custom-loader": Qwen3VLProvider(hidden_state_index=50, loader=whole_model),
+    "streamed": Qwen3VLProvider(hidden_state_index=50, streamed=True),
+    "streamed-mapped": Qwen3VLProvider(hidden_state_index=50, streamed=True, owned=False),
     "fake": FakeProvider(),
 }
 

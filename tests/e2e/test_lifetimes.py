@@ -10,6 +10,8 @@ import psutil
 import pytest
 import torch
 from fakes import MemoryLatentStore
+from recording import RecordingSink
+from safetensors.torch import load_file
 
 from vflash.model.tables import CheckpointTables, Plans, Tables
 from vflash.pipeline import ConditioningReuseScope
@@ -22,11 +24,13 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
-@pytest.mark.parametrize("residency", ["resident", "block-ring"])
-def test_twenty_requests_do_not_grow_the_process(make, ask, tmp_path: Path, residency: str) -> None:
+@pytest.mark.parametrize(
+    ("residency", "placement"), [("resident", "together"), ("block-ring", "together"), ("block-ring", "swap")]
+)
+def test_twenty_requests_do_not_grow_the_process(make, ask, tmp_path, residency: str, placement: str) -> None:
     """After the first few, twenty more add under 1 % of resident memory; every one gives the same latents."""
     store = MemoryLatentStore()
-    engine = make(latent_store=store, weight_residency=residency)
+    engine = make(latent_store=store, weight_residency=residency, model_placement=placement)
 
     def request(number: int) -> torch.Tensor:
         path = tmp_path / f"latents-{number}"
@@ -95,3 +99,21 @@ def test_conditioning_is_reused_only_when_asked(make, ask, tmp_path: Path) -> No
     assert torch.equal(videos[1], videos[3])
     assert torch.equal(videos[0], videos[2])
     assert not torch.equal(videos[2], videos[4])
+
+
+def test_models_that_take_turns_give_the_same_clip(make, ask, media: Path, tmp_path: Path) -> None:
+    """Swapped or together, kept or released, resident or streamed: latents, frames and sound are equal bit for bit."""
+    choices = [
+        {},
+        {"model_placement": "swap"},
+        {"model_placement": "swap", "model_lifetime": "per-request", "weight_residency": "resident"},
+    ]
+    clips = []
+    for number, choice in enumerate(choices):
+        sink = RecordingSink()
+        engine = make(real=True, sink=sink, **choice)
+        for again in range(2):
+            path = tmp_path / f"{number}-{again}"
+            engine.generate(ask(first_frame=media / "first.png", save_latents=path), path.with_suffix(".mp4"))
+            clips.append((load_file(path)["video_latents"], sink.frames, sink.waveform))
+    assert all(torch.equal(one, first) for clip in clips for one, first in zip(clip, clips[0], strict=True))

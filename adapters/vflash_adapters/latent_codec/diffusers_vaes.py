@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from vflash_adapters.latent_codec.decode_windows import decode_windows
 from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae
+from vflash_adapters.residency.host_masters import HostMasters
 from vflash_ports.errors import ClosedError, ContractError, NonFiniteError
 from vflash_ports.weights import WeightOpener
 
@@ -26,13 +27,18 @@ _POSTERIOR_SEED = 42
 
 @frozen(kw_only=True)
 class DiffusersVaes:
-    """`weights` opens `vae/` and `audio_vae/`."""
+    """`weights` opens `vae/` and `audio_vae/`. With `swap` a VAE's weights wait in host memory between its uses: in
+    this process's own if `owned`, else where the source has them."""
 
     weights: WeightOpener
+    swap: bool = False
+    owned: bool = True
 
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[DiffusersCodec]:
-        codec = DiffusersCodec(model_dir=model_dir, weights=self.weights, device=device, dtype=dtype)
+        codec = DiffusersCodec(
+            model_dir=model_dir, weights=self.weights, device=device, dtype=dtype, swap=self.swap, owned=self.owned
+        )
         try:
             yield codec
         finally:
@@ -47,14 +53,16 @@ class DiffusersCodec:
     _weights: WeightOpener
     _device: torch.device
     _dtype: torch.dtype
+    _swap: bool = False
+    _owned: bool = True
     _loaded: dict[str, Any] = field(factory=dict, init=False)
+    _masters: dict[str, HostMasters] = field(factory=dict, init=False)
     _closed: bool = field(default=False, init=False)
 
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        vae = self._vae(VIDEO_VAE)
         frames = pixels.to(self._device).permute(3, 0, 1, 2)[None]
         mean, std = _per_channel(_PIXEL_MEAN, frames), _per_channel(_PIXEL_STD, frames)
-        with torch.no_grad():
+        with self._at_work(VIDEO_VAE) as vae, torch.no_grad():
             posterior = vae.encode((frames.to(torch.float32).div(255.0) - mean) / std, return_dict=False)[0]
         sample = posterior.sample(generator=torch.Generator().manual_seed(_POSTERIOR_SEED))
         # The model was trained on conditions that had passed through float16.
@@ -65,29 +73,27 @@ class DiffusersCodec:
     def encode_waveform(self, waveform: torch.Tensor) -> torch.Tensor:
         if not waveform.shape[-1]:
             raise ContractError("a reference sound has no samples; leave it out")
-        vae = self._vae(AUDIO_VAE)
-        with torch.no_grad():
+        with self._at_work(AUDIO_VAE) as vae, torch.no_grad():
             posterior = vae.encode(waveform.to(self._device)[:, None], return_dict=False)[0]
         latents = posterior.mode().float().cpu().transpose(1, 2)
         mean, std = _statistics(vae, latents, channel_axis=2)
         return _finite((latents - mean) / std, "the audio VAE's encoding")
 
     def decode_video(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
-        vae = self._vae(VIDEO_VAE)
         latents = latents.to(self._device)
-        mean, std = _statistics(vae, latents, channel_axis=1)
-        for number, clip in enumerate(decode_windows(vae, latents * std + mean)):
-            pixels = clip.float() * _per_channel(_PIXEL_STD, clip) + _per_channel(_PIXEL_MEAN, clip)
-            checked = _finite(pixels, f"decoded video clip {number}")
-            yield checked.clamp(0, 1)[0].transpose(0, 1).contiguous().cpu()
+        with self._at_work(VIDEO_VAE) as vae:
+            mean, std = _statistics(vae, latents, channel_axis=1)
+            for number, clip in enumerate(decode_windows(vae, latents * std + mean)):
+                pixels = clip.float() * _per_channel(_PIXEL_STD, clip) + _per_channel(_PIXEL_MEAN, clip)
+                checked = _finite(pixels, f"decoded video clip {number}")
+                yield checked.clamp(0, 1)[0].transpose(0, 1).contiguous().cpu()
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
-        vae = self._vae(AUDIO_VAE)
         latents = latents.to(self._device)
-        mean, std = _statistics(vae, latents, channel_axis=1)
-        # The decoder clamps its output, so an infinity is only visible before it.
-        ready = _finite(latents * std + mean, "the audio latents")
-        with torch.no_grad():
+        with self._at_work(AUDIO_VAE) as vae, torch.no_grad():
+            mean, std = _statistics(vae, latents, channel_axis=1)
+            # The decoder clamps its output, so an infinity is only visible before it.
+            ready = _finite(latents * std + mean, "the audio latents")
             waveform = vae.decode(ready, return_dict=False)[0]
         return _finite(waveform.float()[:, 0].cpu(), "the decoded waveform")
 
@@ -95,17 +101,32 @@ class DiffusersCodec:
         """Release both VAEs; idempotent."""
         self._closed = True
         self._loaded.clear()
+        for masters in self._masters.values():
+            masters.close()
+        self._masters.clear()
         gc.collect()  # modules refer to each other in cycles
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    @contextmanager
+    def _at_work(self, kind: VaeKind) -> Iterator[Any]:
+        """The VAE with its weights on the device."""
+        vae = self._vae(kind)
+        if not self._swap:
+            yield vae
+            return
+        with self._masters[kind.folder].at_work():
+            yield vae
 
     def _vae(self, kind: VaeKind) -> Any:
         if self._closed:
             raise ClosedError("the VAEs were released when their scope ended; open the codec again")
         if kind.folder not in self._loaded:
-            self._loaded[kind.folder] = load_vae(
-                kind, self._model_dir, weights=self._weights, device=self._device, dtype=self._dtype
-            )
+            device = torch.device("cpu") if self._swap else self._device
+            vae = load_vae(kind, self._model_dir, weights=self._weights, device=device, dtype=self._dtype)
+            if self._swap:
+                self._masters[kind.folder] = HostMasters(vae, self._device, owned=self._owned)
+            self._loaded[kind.folder] = vae
         return self._loaded[kind.folder]
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import frozen
+from torch import nn
 
 from vflash_adapters.strict_json import parse_object
 from vflash_adapters.text_encoder.prefix import layers_kept
+from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.errors import CheckpointError
+from vflash_ports.weights import WeightOpener, WeightSource
 
 if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration
@@ -22,32 +26,53 @@ _LAYER = re.compile(r"(?:^|\.)language_model\.layers\.(\d+)\.")
 
 @frozen(kw_only=True)
 class OfflineLoader:
-    """Reads `text_encoder/` down to the layers that hidden state `hidden_state_index` needs; later ones stay on disk.
+    """Reads `text_encoder/` down to the layers that hidden state `hidden_state_index` needs; later ones stay on disk,
+    and so does the language head.
 
-    Safetensors only; the stored dtype is kept. A missing, misshapen or unknown tensor is a `CheckpointError`.
+    Safetensors only; the stored dtype is kept. With the mapped source nothing is copied until it is used. A missing,
+    misshapen or unknown tensor is a `CheckpointError`.
     """
 
     hidden_state_index: int
+    open_weights: WeightOpener = MmapWeights
 
     def __call__(self, model_dir: Path) -> Qwen3VLForConditionalGeneration:
-        from transformers import Qwen3VLForConditionalGeneration
-
         folder = model_dir / "text_encoder"
         _check_files(folder)
-        with _quiet_transformers():
-            loaded: Any = Qwen3VLForConditionalGeneration.from_pretrained(
-                folder,
-                config=prefix_config(folder, self.hidden_state_index),
-                dtype="auto",
-                attn_implementation="sdpa",
-                local_files_only=True,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are reported by name below
-                output_loading_info=True,
-            )
-        model: Qwen3VLForConditionalGeneration = loaded[0]
-        check_loaded(folder, loaded[1], self.hidden_state_index)
+        model = empty_prefix(folder, self.hidden_state_index)
+        fill(model, self.open_weights(folder), folder, self.hidden_state_index)
         return model
+
+
+def empty_prefix(folder: Path, hidden_state_index: int) -> Qwen3VLForConditionalGeneration:
+    """The cut model without its language head: weights on the meta device, computed buffers real."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    with torch.device("meta"):
+        model = Qwen3VLForConditionalGeneration._from_config(
+            prefix_config(folder, hidden_state_index), attn_implementation="sdpa"
+        )
+    model.lm_head = nn.Identity()
+    _compute_rotary_buffers(model)
+    return model
+
+
+def fill(model: nn.Module, source: WeightSource, folder: Path, hidden_state_index: int) -> None:
+    """Every tensor that `model` has from the file, as it is stored; no other is read."""
+    specs, wanted = source.specs(), model.state_dict()
+    with source.open() as reader:
+        state = {name: reader.get_tensor(name) for name in specs if name in wanted}
+    report = {
+        "missing_keys": wanted.keys() - state.keys(),
+        "mismatched_keys": [
+            (name, tuple(tensor.shape), tuple(wanted[name].shape))
+            for name, tensor in state.items()
+            if tensor.shape != wanted[name].shape
+        ],
+        "unexpected_keys": specs.keys() - wanted.keys() - {"lm_head.weight"},
+    }
+    check_loaded(folder, report, hidden_state_index)
+    model.load_state_dict(state, assign=True)
 
 
 def prefix_config(folder: Path, hidden_state_index: int) -> Any:
@@ -91,17 +116,18 @@ def _check_files(folder: Path) -> None:
         raise CheckpointError(f"{folder} lacks {', '.join(missing)}; download the text encoder again")
 
 
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without its progress bar and its report of the layers left on disk, which are checked here instead."""
-    from transformers.utils import logging
+def _compute_rotary_buffers(model: nn.Module) -> None:
+    """The rotary frequencies are computed in float32 and never stored, so a model made on meta lacks them."""
+    for name, module in list(model.named_modules()):
+        if module._non_persistent_buffers_set:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, _made_anew(module))
 
-    level, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if had_bar:
-            logging.enable_progress_bar()
+
+def _made_anew(module: Any) -> nn.Module:
+    kind: Any = type(module)
+    if "config" in inspect.signature(kind.__init__).parameters:
+        made: nn.Module = kind(config=module.config)
+    else:  # older transformers: the vision rotary takes its width, two channels a frequency
+        made = kind(2 * module.inv_freq.shape[0])
+    return made

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field, frozen, validators
 
+from vflash_adapters.residency.host_masters import HostMasters
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_adapters.text_encoder.prefix import check_on_cpu, cut_to_prefix, place
 from vflash_adapters.text_encoder.presentation import EncoderInputs, Presenter
@@ -29,10 +30,15 @@ class Qwen3VLProvider:
     `loader` is trusted code that returns the whole model or any prefix of at least `hidden_state_index + 1` layers on
     the CPU; by default `OfflineLoader`, or `Fp8TextEncoderLoader` where the folder stores FP8. Its own exceptions
     arrive as `CheckpointError`, naming it.
+
+    With `streamed` the weights wait in host memory and pass through the device one layer at a time; `owned` says that
+    they do so in memory of this process, for an encoder that will work again, and not in the mapped file.
     """
 
     hidden_state_index: int = field(validator=validators.ge(1))
     loader: TextEncoderLoader | None = None
+    streamed: bool = False
+    owned: bool = True
 
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[Qwen3VLTextEncoder]:
@@ -51,9 +57,20 @@ class Qwen3VLProvider:
         # Exact attention whatever a loader chose; the reference runs the same kernel.
         model.set_attn_implementation("sdpa")
         model.requires_grad_(requires_grad=False).eval()
-        place(model, device=device, dtype=dtype)
+        masters = None
+        if self.streamed:
+            place(model, device=torch.device("cpu"), dtype=dtype)
+            masters = HostMasters(model, device, owned=self.owned)
+            masters.stream()
+        else:
+            place(model, device=device, dtype=dtype)
         return Qwen3VLTextEncoder(
-            model=model, presenter=presenter, hidden_state_index=self.hidden_state_index, device=device, dtype=dtype
+            model=model,
+            presenter=presenter,
+            hidden_state_index=self.hidden_state_index,
+            device=device,
+            dtype=dtype,
+            masters=masters,
         )
 
     def _call_loader(self, model_dir: Path) -> Qwen3VLForConditionalGeneration:
@@ -87,6 +104,7 @@ class Qwen3VLTextEncoder:
     _hidden_state_index: int
     _device: torch.device
     _dtype: torch.dtype
+    _masters: HostMasters | None = None
 
     def encode(self, presentation: Sequence[Part]) -> TextConditioning:
         if self._model is None:
@@ -100,6 +118,9 @@ class Qwen3VLTextEncoder:
     def close(self) -> None:
         """Release the weights; idempotent."""
         self._model = None
+        if self._masters is not None:
+            self._masters.close()
+            self._masters = None
         gc.collect()  # modules refer to each other in cycles
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import field, frozen
@@ -13,7 +12,7 @@ from torch import nn
 
 from vflash_adapters.linear.row_fp8 import RowFP8Execution
 from vflash_adapters.linear.row_fp8_linear import RowFP8Linear
-from vflash_adapters.text_encoder.offline_loader import OfflineLoader, check_loaded, prefix_config
+from vflash_adapters.text_encoder.offline_loader import OfflineLoader, empty_prefix, fill
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.errors import CheckpointError
 from vflash_ports.text_encoder import TextEncoderLoader
@@ -38,31 +37,11 @@ class Fp8TextEncoderLoader:
     open_weights: WeightOpener = MmapWeights
 
     def __call__(self, model_dir: Path) -> Qwen3VLForConditionalGeneration:
-        from transformers import Qwen3VLForConditionalGeneration
-
         folder = model_dir / "text_encoder"
         source = self.open_weights(folder)
-        specs = source.specs()
-        with torch.device("meta"):
-            model = Qwen3VLForConditionalGeneration(prefix_config(folder, self.hidden_state_index))
-        model.lm_head = nn.Identity()
-        _compute_rotary_buffers(model)
-        self._replace_linears(model, specs, folder)
-        wanted = model.state_dict()
-        with source.open() as reader:
-            state = {name: reader.get_tensor(name) for name in specs if name in wanted}
-        mismatched = [
-            (name, tuple(tensor.shape), tuple(wanted[name].shape))
-            for name, tensor in state.items()
-            if tensor.shape != wanted[name].shape
-        ]
-        report = {
-            "missing_keys": wanted.keys() - state.keys(),
-            "mismatched_keys": mismatched,
-            "unexpected_keys": specs.keys() - wanted.keys() - {"lm_head.weight"},
-        }
-        check_loaded(folder, report, self.hidden_state_index)
-        model.load_state_dict(state, assign=True)
+        model = empty_prefix(folder, self.hidden_state_index)
+        self._replace_linears(model, source.specs(), folder)
+        fill(model, source, folder, self.hidden_state_index)
         return model
 
     def _replace_linears(self, model: nn.Module, specs: Mapping[str, TensorSpec], folder: Path) -> None:
@@ -85,20 +64,3 @@ def stored_loader(model_dir: Path, hidden_state_index: int) -> TextEncoderLoader
     if any(spec.dtype == CODES for spec in specs.values()):
         return Fp8TextEncoderLoader(hidden_state_index=hidden_state_index)
     return OfflineLoader(hidden_state_index=hidden_state_index)
-
-
-def _compute_rotary_buffers(model: nn.Module) -> None:
-    """The rotary frequencies are computed in float32 and never stored, so a model made on meta lacks them."""
-    for name, module in list(model.named_modules()):
-        if module._non_persistent_buffers_set:
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _made_anew(module))
-
-
-def _made_anew(module: Any) -> nn.Module:
-    kind: Any = type(module)
-    if "config" in inspect.signature(kind.__init__).parameters:
-        made: nn.Module = kind(config=module.config)
-    else:  # older transformers: the vision rotary takes its width, two channels a frequency
-        made = kind(2 * module.inv_freq.shape[0])
-    return made

@@ -84,6 +84,12 @@ BlockKernels = Annotated[str | None, typer.Option(help="auto, torch or triton", 
 WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)
 ]
+ModelPlacement = Annotated[
+    str | None,
+    typer.Option(
+        help="together or swap: where text encoder and VAEs wait  [default: together]", rich_help_panel=BACKENDS
+    ),
+]
 ModelLifetime = Annotated[str | None, typer.Option(help="keep or per-request", rich_help_panel=BACKENDS)]
 DeviceMemory = Annotated[
     float | None,

@@ -163,7 +163,7 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
     model, facts = work.model, work.facts
     swap = options.placement is Placement.SWAP
     denoiser = stack + model.auxiliary.loaded + table_bytes(facts.denoiser, work.evaluations, work.dtype_bytes)
-    encoder = 2 * model.encoder.largest if swap else model.encoder.loaded
+    encoder = model.encoder.largest if swap else model.encoder.loaded
     text = encoder + text_bytes(
         work.rows, hidden=model.encoder_hidden, ffn=model.encoder_ffn, dtype_bytes=work.dtype_bytes
     )
@@ -193,8 +193,7 @@ def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> in
     frames = DELIVERY_COPIES * 4 * 3 * work.pixels.width * work.pixels.height * work.facts.codec.clip_frames
     if work.on_cpu:
         return PROCESS_BYTES + device + arena + frames
-    if options.keep and options.placement is Placement.SWAP:
-        return PROCESS_BYTES + model.encoder.loaded + model.codec.loaded + arena + frames
-    # The encoder passes through host memory while it loads, before the denoiser does.
-    waiting = model.codec.loaded if options.placement is Placement.SWAP else 0
-    return PROCESS_BYTES + max(model.encoder.read, arena + frames, waiting + frames)
+    # Weights on their way to the device pass straight from the mapped files; only what waits is held.
+    waiting = options.keep and options.placement is Placement.SWAP
+    masters = model.encoder.loaded + model.codec.loaded if waiting else 0
+    return PROCESS_BYTES + masters + arena + frames

@@ -46,17 +46,15 @@ def weigh(weights: WeightOpener, model_dir: Path, denoiser: str, dtype: torch.dt
 
 
 def _encoder(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> PartBytes:
-    """The prefix that conditions the model; its largest piece is a layer, or the embedding."""
-    layers: dict[str, int] = {}
-    kept = []
-    for name, spec in specs.items():
-        layer = _TEXT_LAYER.search(name)
-        if name.startswith("lm_head.") or (layer is not None and int(layer[1]) > TEXT_HIDDEN_STATE):
-            continue
-        kept.append(spec)
-        key = layer[0] if layer is not None else name
-        layers[key] = layers.get(key, 0) + _cast(spec, dtype)
-    return PartBytes(loaded=sum(layers.values()), largest=max(layers.values(), default=0), read=_stored(kept))
+    """The prefix that conditions the model, without its language head; swapped, it moves one tensor at a time."""
+    kept = [spec for name, spec in specs.items() if not name.startswith("lm_head.") and _is_needed(name)]
+    sizes = [_cast(spec, dtype) for spec in kept]
+    return PartBytes(loaded=sum(sizes), largest=max(sizes, default=0), read=_stored(kept))
+
+
+def _is_needed(name: str) -> bool:
+    layer = _TEXT_LAYER.search(name)
+    return layer is None or int(layer[1]) <= TEXT_HIDDEN_STATE
 
 
 def _codec(video: Mapping[str, TensorSpec], audio: Mapping[str, TensorSpec], dtype: torch.dtype) -> PartBytes:
