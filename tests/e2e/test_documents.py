@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from make_tiny_predictor import write_predictor
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -25,11 +27,12 @@ def blocks(document: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path, tiny_checkpoints) -> Path:
-    """A folder with a checkpoint and the pictures and videos that the documents name."""
+    """A folder with a checkpoint and the files that the documents name."""
     (tmp_path / "MiniMax-H3").symlink_to(tiny_checkpoints["small"])
     noise = np.random.default_rng(0).integers(0, 255, (96, 128, 3), dtype=np.uint8)
     for name in ("cat.png", "person.png"):
         Image.fromarray(noise).save(tmp_path / name)
+    write_predictor(tmp_path / "veda_predictor.safetensors", blocks=3, heads=4, head_dim=16, grids=[(37, 24, 42)])
     with av.open(tmp_path / "dance.mp4", "w") as container:
         stream = container.add_stream("mpeg4", rate=24)
         stream.width, stream.height = 128, 96

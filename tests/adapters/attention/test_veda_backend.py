@@ -178,25 +178,29 @@ def test_auto_is_the_reference_on_a_cpu_and_says_so(predictor: Predictor) -> Non
 
 @frozen(kw_only=True)
 class SpoiledKernels:
-    """The reference with one fault: it ignores the budget, or its output is a tenth too large."""
+    """The reference with one fault: it ignores the budget, its output is a tenth too large, or it does not compile."""
 
-    ignore_budget: bool
+    fault: str
     name: str = "spoiled"
 
     def prepare(self, tiling: Tiling, layout: AttentionLayout) -> SparseCall:
-        if self.ignore_budget:
+        if self.fault == "greedy":
             return ReferenceKernels().prepare(evolve(tiling, keep=torch.full_like(tiling.keep, tiling.tiles)), layout)
-        return TooLargeCall(tiling=tiling, name=self.name)
+        return SpoiledCall(tiling=tiling, name=self.fault)
 
 
-class TooLargeCall(ReferenceSparseCall):
+class SpoiledCall(ReferenceSparseCall):
     def __call__(self, *inputs: torch.Tensor, **options: object) -> torch.Tensor:
+        if self.name == "broken":
+            raise AttributeError("no such instruction")
         return super().__call__(*inputs, **options) * 1.1
 
 
-@pytest.mark.parametrize(("ignore_budget", "message"), [(True, "not kept"), (False, "error")])
-def test_kernels_that_fail_the_self_test_are_refused(predictor: Predictor, ignore_budget: bool, message: str) -> None:
-    """Kernels that attend to everything, and kernels that compute wrongly, stop before the first call."""
-    backend = evolve(veda(predictor), kernels=SpoiledKernels(ignore_budget=ignore_budget))
+@pytest.mark.parametrize(
+    ("fault", "message"), [("greedy", "not kept"), ("large", "error"), ("broken", "no such instruction")]
+)
+def test_kernels_that_fail_the_self_test_are_refused(predictor: Predictor, fault: str, message: str) -> None:
+    """Kernels that attend to everything, compute wrongly or do not run at all stop before the first call."""
+    backend = evolve(veda(predictor), kernels=SpoiledKernels(fault=fault))
     with pytest.raises(UnsupportedError, match=f"self-test.*{message}.*exact attention backend"):
         backend.prepare(layout(dtype=torch.bfloat16))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -17,7 +16,7 @@ from vflash_adapters.attention.veda.hopper_item import HALF, KEYS, fields, mask_
 
 
 @gluon.jit
-def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
+def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS):
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
     lists_ptr, rows_ptr = tables
     out_ptr, row_stride, head_stride = out
@@ -34,7 +33,7 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
             target = (out_ptr + head.to(gl.int64) * head_stride, row_stride, rows_ptr + at * KEYS, valid)
-            _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS)
+            _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS)
         else:
             _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS)
         step += blocks
@@ -45,7 +44,7 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
 
 
 @gluon.jit
-def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, FENCE, TURNS):
+def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS):
     """The product with the values of one block runs while the next block's softmax is computed."""
     _, k_s, v_s, _ = memory
     _, _, k_full, k_empty, v_full, v_empty, _, _, turns = barriers
@@ -58,19 +57,15 @@ def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, 
     nothing = gl.zeros([HALF, KEYS], gl.float32, score_l)
     total = gl.zeros([HALF, D], gl.float32, out_l)
 
-    p, top, weight = _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS, FENCE)
+    p, top, weight = _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS)
     weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
     _wait(k_full, step + 1, K_SLOTS, blocks > 1)
     for block in range(1, blocks):
-        if FENCE:
-            fence_async_shared()
         if TURNS:
             _take_turn(PART, turn + block - 1, turns)
         k_slot = (step + 1) % K_SLOTS
         scores_later = warpgroup_mma(q, k_s.index(k_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         _wait(v_full, step, V_SLOTS, True)
-        if FENCE:
-            fence_async_shared()
         total_later = warpgroup_mma(weights, v_s.index(step % V_SLOTS), total, is_async=True)
         if TURNS:
             mbarrier.arrive(turns.index(1 - PART), count=1)
@@ -93,8 +88,6 @@ def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, 
         step += 1
     rows = _out_rows(target, PART, D)
     _wait(v_full, step, V_SLOTS, True)
-    if FENCE:
-        fence_async_shared()
     total_later = warpgroup_mma(weights, v_s.index(step % V_SLOTS), total, is_async=True)
     total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
     mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
@@ -102,13 +95,11 @@ def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, 
 
 
 @gluon.jit
-def _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS, FENCE):
+def _first_weights(q, keys, step, scale_log2, nothing, cols, memory, barriers, K_SLOTS):
     _, k_s, _, _ = memory
     _, _, k_full, k_empty, _, _, _, _, _ = barriers
     quarters_ptr, n_full, n_quarters, _ = keys
     _wait(k_full, step, K_SLOTS, True)
-    if FENCE:
-        fence_async_shared()
     k_slot = step % K_SLOTS
     scores = warpgroup_mma(q, k_s.index(k_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])

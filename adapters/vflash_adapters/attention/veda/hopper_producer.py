@@ -55,6 +55,8 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
                 far = rows.to(gl.int64)
                 if block + 1 < blocks:
                     rows = key_rows(block + 1, full_ptr, n_full, quarters_ptr, n_quarters, table, offs)
+                # No fence follows the copies: they complete on the barrier that the products wait for, which is enough
+                # in Triton's own pipelines of such copies and in CUTLASS's.
                 k_slot = step % K_SLOTS
                 mbarrier.wait(k_empty.index(k_slot), (step // K_SLOTS & 1) ^ 1)
                 _copy(k_s.index(k_slot), k_head + (far * k_row_stride)[:, None] + offs_d)
