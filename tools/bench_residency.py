@@ -8,7 +8,7 @@ bytes over the measured host-to-device rate). Section `request`: the product's o
 Section `encoder`: the 51-layer text prefix on 512 tokens. On a CPU it runs small ones, to try the script itself.
 
 Predicted on one H200 before the first run: a block is 744 MiB, 14.7 ms at 53 GB/s, so the ring is copy-bound below
-about 8,500 rows (4,500: 14.7 ms against 5.7; 8,000: 14.7 against 12.6) and within 1.01 from 18,175 rows up; 4 evaluations of
+about 8,500 rows (4,500: 14.7 ms against 5.7; 8,000: 14.7 against 12.6) and within 1.01 from 18,175 up; 4 evaluations of
 50 blocks take 23.5 s in BF16 and about 8 s with W8A8 and Veda (6 of 50 blocks dense).
 """
 
@@ -281,7 +281,7 @@ class Bench:
         rotary = type(model.rotary_emb)(config).to(self.device)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-        model = model.to_empty(device=self.device).eval()
+        model = model.to_empty(device=self.device)
         model.rotary_emb = rotary
         for parameter in model.parameters():
             parameter.data.normal_(0.0, 0.01)
