@@ -230,7 +230,11 @@ class Container(containers.DeclarativeContainer):
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
     latent_codec: Provider[LatentCodecProvider] = providers.Singleton(
-        DiffusersVaes, weights=weights, swap=settings.provided.swaps, owned=settings.provided.keeps
+        DiffusersVaes,
+        weights=weights,
+        swap=settings.provided.swaps,
+        owned=settings.provided.keeps,
+        tiles_at_once=settings.provided.vae_tiles_at_once,
     )
     text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
     text_encoder: Provider[TextEncoderProvider] = providers.Singleton(
@@ -282,7 +286,7 @@ class Container(containers.DeclarativeContainer):
         residencies=_all_of(residency),
         linears=_all_of(linear),
         options=providers.Callable(_memory_options, settings),
-        tiles_at_once=1,
+        tiles_at_once=settings.provided.vae_tiles_at_once,
         limits=machine_memory,
     )
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)

@@ -55,15 +55,17 @@ class FakeCodec:
 
 CODECS = {
     "small": DiffusersVaes(weights=MmapWeights),
+    "small, 3 tiles at once": DiffusersVaes(weights=MmapWeights, tiles_at_once=3),
     "other": DiffusersVaes(weights=MmapWeights),
-    "swapped": DiffusersVaes(weights=MmapWeights, swap=True),
+    "other, 3 tiles at once": DiffusersVaes(weights=MmapWeights, tiles_at_once=3),
+    "small, swapped": DiffusersVaes(weights=MmapWeights, swap=True),
     "fake": FakeCodecs(),
 }
 
 
 @pytest.fixture(scope="module", params=CODECS)
 def codec(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Any]:
-    folder = tiny_checkpoints.get({"swapped": "small"}.get(request.param, request.param), Path())
+    folder = tiny_checkpoints.get(request.param.partition(",")[0], Path())
     with CODECS[request.param].open(folder, device=CPU, dtype=torch.float32) as opened:
         yield opened
 

@@ -68,6 +68,20 @@ def test_illegal_threads(threads):
         Settings(model_dir="model", media_video_threads=threads)
 
 
+@pytest.mark.parametrize(("device", "tiles"), [("cpu", 1), ("cuda", 8), ("cuda:1", 8)])
+def test_tiles_at_once_follow_the_device(device, tiles):
+    """One at a time where nothing is gained by more; what is given is kept anywhere."""
+    assert Settings(model_dir="model", device=device).vae_tiles_at_once == tiles
+    assert Settings(model_dir="model", device=device, vae_tiles_at_once=28).vae_tiles_at_once == 28
+
+
+@pytest.mark.parametrize("tiles", [0, -1, 4097, True, 2.0, "2", None])
+def test_illegal_tiles_at_once(tiles):
+    """A whole number from 1."""
+    with pytest.raises(ContractError, match=r"^vae_tiles_at_once must be"):
+        Settings(model_dir="model", vae_tiles_at_once=tiles)
+
+
 @pytest.mark.parametrize("beside", [{"weight_reading": "sidecar"}, {"weight_sidecar": "folder"}])
 def test_a_sidecar_and_its_reading_go_together(beside):
     """Neither implies the other."""

@@ -150,6 +150,10 @@ KeyframeDelivery = Annotated[
         "--keyframe-delivery-profile", help="decoded or exact-v1  [default: decoded]", rich_help_panel=REQUEST
     ),
 ]
+VaeTilesAtOnce = Annotated[
+    int | None,
+    typer.Option(help="Tiles the video VAE decodes in one batch  [default: 8, on a CPU 1]", rich_help_panel=BACKENDS),
+]
 MediaVideoInput = Annotated[
     str | None,
     typer.Option(

@@ -38,6 +38,7 @@ def plan(
     weight_residency: options.WeightResidency = None,
     model_placement: options.ModelPlacement = None,
     model_lifetime: options.ModelLifetime = None,
+    vae_tiles_at_once: options.VaeTilesAtOnce = None,
     device_memory_gib: options.DeviceMemory = None,
     host_memory_gib: options.HostMemory = None,
     as_json: options.Json = False,
@@ -69,6 +70,7 @@ def plan(
         weight_residency=weight_residency,
         model_placement=model_placement,
         model_lifetime=model_lifetime,
+        vae_tiles_at_once=vae_tiles_at_once,
         device_memory_gib=device_memory_gib,
         host_memory_gib=host_memory_gib,
     )
