@@ -73,6 +73,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "device": ([*RAIN, "--device", "gpu"], "device: must be cpu, cuda or cuda:N, got 'gpu'"),
     "dtype": ([*RAIN, "--dtype", "fp16"], "dtype: 'fp16' is not a Dtype; choose one of bfloat16, float32"),
     "attention": ([*RAIN, "--attention-backend", "fast"], "attention_backend: 'fast' is not a"),
+    "tiles": ([*RAIN, "--vae-tiles-at-once", "0"], "vae_tiles_at_once must be between 1 and 4096, got 0"),
     "threads": ([*RAIN, "--media-video-threads", "0"], "media_video_threads must be between 1 and 256, got 0"),
     "missing prompt file": ([*ASK, "--prompt-file", "none.txt"], "--prompt-file none.txt cannot be read"),
     "binary prompt file": ([*ASK, "--prompt-file", "binary"], "--prompt-file binary cannot be read"),
