@@ -39,6 +39,12 @@ def stop_at(stage: str, completed: int, error: BaseException | None = None) -> C
     return callback
 
 
+def alive() -> int:
+    """Modules and bound blocks in memory."""
+    gc.collect()
+    return sum(issubclass(type(item), torch.nn.Module | BlockWeights) for item in gc.get_objects())
+
+
 def kept(store: MemoryLatentStore, path: Path) -> torch.Tensor:
     return store.kept[path].video
 
@@ -135,6 +141,15 @@ def test_a_value_that_is_not_finite_names_evaluation_and_block(make, ask, tmp_pa
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ClosedError, match=r"retired by a failed request \(NonFiniteError"):
         engine.generate(ask(), tmp_path / "clip.mp4")
+
+
+def test_a_retired_pipeline_holds_no_models(make, ask, tmp_path):
+    """A failed execution gives its memory back at once, not when somebody closes it."""
+    before = alive()
+    engine = make(block_kernels=SpoilingKernels(block=0, evaluation=0, blocks=3))
+    with pytest.raises(NonFiniteError):
+        engine.generate(ask(), tmp_path / "clip.mp4")
+    assert alive() == before
 
 
 def test_infinity_is_found_as_nan_is(make, ask, tmp_path):
@@ -264,11 +279,6 @@ def test_a_truncated_shard_is_refused(copied, make, ask, tmp_path):
 
 def test_two_identical_requests_leave_nothing_behind(make, ask, tmp_path):
     """Models that are not kept are gone after each request, and both requests give the same latents."""
-
-    def alive() -> int:
-        gc.collect()
-        return sum(issubclass(type(item), torch.nn.Module | BlockWeights) for item in gc.get_objects())
-
     store, before = MemoryLatentStore(), alive()
     engine = make(real=True, sink=RecordingSink(), latent_store=store, model_lifetime="per-request")
     for name in ("1", "2"):

@@ -30,6 +30,7 @@ class Counting:
     encode_waveform = encode_pixels
 
     def decode_video(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        assert torch.is_inference_mode_enabled()
         for start in range(0, self.frames, 17):
             count = min(17, self.frames - start)
             self.given += count
@@ -78,7 +79,7 @@ def test_progress_counts_delivered_frames(facts):
 
 
 def test_inference_mode_ends_between_chunks(facts):
-    """A sink that stops early must not leave the caller's thread in inference mode."""
+    """The decoder runs in it, but a sink that stops early must not leave the caller's thread there."""
     clip = clip_of(Counting(), facts)
     next(clip.frames)
     assert not torch.is_inference_mode_enabled()
