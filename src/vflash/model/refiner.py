@@ -32,7 +32,9 @@ def _attention(x: torch.Tensor, linears: NamedLinears, block: str, facts: Denois
     q, k, v = (linears(f"{block}attn.to_{name}", x).view(shape) for name in "qkv")
     q = _norm(q, linears, f"{block}attn.norm_q", facts.qk_norm_eps)
     k = _norm(k, linears, f"{block}attn.norm_k", facts.qk_norm_eps)
-    mixed_HSD = F.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+    # With a batch axis torch chooses the kernel that the released model runs, and so its rounding.
+    q_BHSD, k_BHSD, v_BHSD = (part.transpose(0, 1)[None] for part in (q, k, v))
+    mixed_HSD = F.scaled_dot_product_attention(q_BHSD, k_BHSD, v_BHSD)[0]
     return linears(f"{block}attn.to_out.0", mixed_HSD.transpose(0, 1).flatten(1))
 
 
