@@ -23,10 +23,10 @@ from vflash_adapters.media.frames_dir import FramesDirSink
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
-from vflash_ports.errors import CheckpointError, ContractError
+from vflash_ports.errors import CheckpointError, ContractError, MediaError
 from vflash_ports.event_log import EventLog
 from vflash_ports.linear import LinearExecution
-from vflash_ports.media import Latents, MediaSink
+from vflash_ports.media import Latents, MediaSink, PictureFit, ReferenceClip
 from vflash_ports.residency import Residency
 from vflash_ports.text_encoder import TextConditioning
 from vflash_ports.weights import WeightOpener
@@ -177,6 +177,33 @@ def test_a_folder_of_frames_holds_what_the_decoder_gave(make, ask, tmp_path):
     expected = (recorded.frames[[0, 60, 119]] * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
     found = np.stack([np.array(Image.open(pictures[index])) for index in (0, 60, 119)])
     assert np.array_equal(found, expected.numpy())
+
+
+class PaintedPictures:
+    """A reader whose pictures come from nowhere; it has no videos and no sounds."""
+
+    def picture(self, path: Path) -> torch.Tensor:
+        return torch.full((64, 96, 3), int(path.stem), dtype=torch.uint8)
+
+    def fit_picture(self, pixels: torch.Tensor, width: int, height: int, mode: PictureFit) -> torch.Tensor:
+        assert pixels.shape == (height, width, 3)
+        return pixels
+
+    def video(self, path: Path, **_: Any) -> ReferenceClip:
+        raise MediaError(f"{path}: no videos here")
+
+    audio = video
+
+
+def test_pictures_may_come_from_anywhere(make, ask, tmp_path):
+    """What a reader gives is what is encoded, in order; its own refusal reaches the caller and harms nothing."""
+    codecs = RecordingCodecs(FlatCodecs())
+    engine = make(reference_reader=PaintedPictures(), latent_codec=codecs)
+    engine.generate(ask(first_frame=Path("7"), last_frame=Path("9")), tmp_path / "clip.mp4")
+    assert [int(pixels[0, 0, 0, 0]) for pixels in codecs.pixels] == [7, 9]
+    with pytest.raises(MediaError, match="no videos here"):
+        engine.generate(ask(references=["video:1"]), tmp_path / "next.mp4")
+    engine.generate(ask(), tmp_path / "next.mp4")
 
 
 class FixedText:

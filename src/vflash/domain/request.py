@@ -81,6 +81,11 @@ def _prompt(value: Any) -> str:
         raise ContractError(f"must be a text that is not blank, got {value!r}")
     if len(value) > MAX_PROMPT_CHARS:
         raise ContractError(f"has {len(value)} characters; at most {MAX_PROMPT_CHARS} are taken")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # What a terminal's argument becomes where its bytes are not UTF-8.
+        raise ContractError(f"character {error.start + 1} is not valid Unicode; give the prompt in UTF-8") from None
     return value
 
 

@@ -43,6 +43,13 @@ def test_a_prompt_is_used_verbatim_up_to_its_limit():
         VideoRequest(prompt="x" * 65_537)
 
 
+def test_a_prompt_is_valid_unicode():
+    """Bytes that are not UTF-8 reach Python's arguments as lone surrogates, which no tokenizer can read."""
+    with pytest.raises(ContractError, match=r"^prompt: character 5 is not valid Unicode"):
+        VideoRequest(prompt=b"rain\xff".decode("utf-8", "surrogateescape"))
+    assert VideoRequest(prompt="雨 🌧").prompt == "雨 🌧"
+
+
 LIMITS = {"duration_s": (5, 15), "steps": (1, 1000), "seed": (0, 2**63 - 1)}
 
 
