@@ -40,6 +40,7 @@ from vflash_adapters.conditioning.sealed_folder import SealedFolder
 from vflash_adapters.event_log.structured import StructuredLog
 from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder, default_video_decoder
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
 from vflash_adapters.machine import describe_machine
@@ -99,6 +100,7 @@ def _models(
 
 def _memory_options(settings: Settings) -> MemoryOptions:
     return MemoryOptions(
+        tiles_at_once=settings.vae_tiles_at_once,
         weight_residency=Residence(settings.weight_residency),
         linear=LinearStorage(settings.linear),
         placement=Placement(settings.model_placement),
@@ -229,11 +231,15 @@ class Container(containers.DeclarativeContainer):
     event_log: Provider[EventLog] = providers.Selector(settings.provided.log, **EVENT_LOG)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
+    video_decoder: Provider[VideoDecoder] = providers.Callable(
+        default_video_decoder, settings.provided.video_decoder, device
+    )
     latent_codec: Provider[LatentCodecProvider] = providers.Singleton(
         DiffusersVaes,
         weights=weights,
         swap=settings.provided.swaps,
         owned=settings.provided.keeps,
+        video_decoder=video_decoder,
         tiles_at_once=settings.provided.vae_tiles_at_once,
     )
     text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
@@ -270,6 +276,9 @@ class Container(containers.DeclarativeContainer):
         weights=checkpoint,
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
+        video_decoder=video_decoder,
+        vae_tiles_at_once=settings.provided.vae_tiles_at_once,
+        model_placement=settings.provided.model_placement,
         profile=providers.Callable(_profile, settings, assets),
         adapter=adapter,
         assets=assets,
@@ -286,7 +295,6 @@ class Container(containers.DeclarativeContainer):
         residencies=_all_of(residency),
         linears=_all_of(linear),
         options=providers.Callable(_memory_options, settings),
-        tiles_at_once=settings.provided.vae_tiles_at_once,
         limits=machine_memory,
     )
     model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)

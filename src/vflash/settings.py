@@ -110,6 +110,14 @@ class ModelPlacement(Choice):
     SWAP = "swap"
 
 
+class VideoDecoderChoice(Choice):
+    """`auto`: `fused` on CUDA, `diffusers` elsewhere. Both run the same layers on the same tiles."""
+
+    AUTO = "auto"
+    DIFFUSERS = "diffusers"
+    FUSED = "fused"
+
+
 class VideoFeed(Choice):
     """How frames leave: into an MP4 through a file or a pipe, or as a folder of PNG and WAV."""
 
@@ -250,6 +258,7 @@ class Settings:
     adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))
     adapter_strength: float | None = field(default=None, converter=optional(_strength))
     adapter_qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
+    video_decoder: VideoDecoderChoice = field(default=VideoDecoderChoice.AUTO, converter=VideoDecoderChoice)
     model_placement: ModelPlacement = field(default=ModelPlacement.TOGETHER, converter=ModelPlacement)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,14 +12,19 @@ from vflash_adapters.latent_codec.tile_grid import TileGrid, cross_fade
 from vflash_ports.errors import ContractError
 
 FRAMES = 2
+DecodeTiles = Callable[[torch.Tensor], torch.Tensor]
+"""Equal tiles [B, C, 7, h, w] in the decoder's dtype -> [B, 3, 28, 16h, 16w]; it never mixes along the batch."""
 
 
-def decode_windows(vae: Any, latents: torch.Tensor, *, tiles_at_once: int) -> Iterator[torch.Tensor]:
+def decode_windows(
+    vae: Any, latents: torch.Tensor, *, tiles_at_once: int, decode: DecodeTiles | None = None
+) -> Iterator[torch.Tensor]:
     """`latents` [1, C, T, h, w], denormalised, T = 5n + 2 with n >= 1 in the release -> chunks [1, 3, f, H, W].
 
     Window i covers latents [5i, 5i + 7) and decodes to 22 frames; its last 5 are cross-faded with the first 5 of the
     next window. Yields 17 frames a window, then the 5 left over: the pixels of one whole decode, bit for bit with
     `tiles_at_once` of 1. With more, each matrix product has more rows, and a device may round it in another order.
+    `decode` stands in for the VAE's own decoder.
     """
     step, overlap = vae.tokens_chunk_size, vae.token_overlap
     count = latents.shape[FRAMES]
@@ -27,7 +32,7 @@ def decode_windows(vae: Any, latents: torch.Tensor, *, tiles_at_once: int) -> It
         raise ContractError(f"{count} latent frames cannot be decoded: the video VAE needs {step}n + {overlap}, n >= 1")
     windows = [latents[:, :, start : start + step + overlap] for start in range(0, count - overlap, step)]
     tail: torch.Tensor | None = None
-    for clip in _clips(vae, windows, tiles_at_once):
+    for clip in _clips(vae, windows, tiles_at_once, decode or own_decoder(vae)):
         head, next_tail = _kept_frames(vae, clip)
         yield head if tail is None else cross_fade(tail, head, tail.shape[FRAMES], axis=FRAMES)
         tail = next_tail
@@ -35,25 +40,28 @@ def decode_windows(vae: Any, latents: torch.Tensor, *, tiles_at_once: int) -> It
         yield tail
 
 
-def _clips(vae: Any, windows: Sequence[torch.Tensor], tiles_at_once: int) -> Iterator[torch.Tensor]:
+def own_decoder(vae: Any) -> DecodeTiles:
+    def decode(tiles: torch.Tensor) -> torch.Tensor:
+        pixels: torch.Tensor = vae.decoder(vae.post_quant_conv(tiles))
+        return pixels
+
+    return decode
+
+
+def _clips(
+    vae: Any, windows: Sequence[torch.Tensor], tiles_at_once: int, decode: DecodeTiles
+) -> Iterator[torch.Tensor]:
     """Whole windows [1, 3, 28, H, W], each as soon as its last tile is there. A batch runs on into the next window."""
     grid = TileGrid.of(vae, windows[0])
     waiting = (tile for window in windows for tile in grid.cut(window))
     decoded: list[torch.Tensor] = []
     while batch := list(islice(waiting, tiles_at_once)):
-        decoded += _decode(vae, batch)
+        with torch.no_grad():
+            decoded += decode(torch.cat(batch).to(vae.post_quant_conv.weight.dtype)).split(1)
         while len(decoded) >= len(grid):
             clip = grid.stitch(decoded[: len(grid)])
             del decoded[: len(grid)]
             yield clip
-
-
-@torch.no_grad()
-def _decode(vae: Any, tiles: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Equal tiles [1, C, 7, h, w] -> as many [1, 3, 28, H, W]; the decoder never mixes what lies along the batch."""
-    batch = torch.cat(list(tiles)).to(vae.post_quant_conv.weight.dtype)
-    pixels: torch.Tensor = vae.decoder(vae.post_quant_conv(batch))
-    return pixels.split(1)
 
 
 def _kept_frames(vae: Any, clip: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

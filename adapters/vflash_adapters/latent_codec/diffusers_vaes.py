@@ -13,14 +13,12 @@ from attrs import define, field, frozen
 from attrs.validators import ge
 
 from vflash_adapters.latent_codec.decode_windows import decode_windows
+from vflash_adapters.latent_codec.delivered_frames import PIXEL_MEAN, PIXEL_STD, delivered_frames, per_channel
 from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder, tile_decoder
 from vflash_adapters.residency.host_masters import HostMasters
 from vflash_ports.errors import ClosedError, ContractError, NonFiniteError
 from vflash_ports.weights import WeightOpener
-
-# ImageNet's statistics over [0, 1], the video VAE's pixel convention.
-_PIXEL_MEAN = (0.485, 0.456, 0.406)
-_PIXEL_STD = (0.229, 0.224, 0.225)
 
 # Conditions are sampled with a seed of their own, so that a picture always encodes to the same latents.
 _POSTERIOR_SEED = 42
@@ -37,6 +35,7 @@ class DiffusersVaes:
     swap: bool = False
     owned: bool = True
     tiles_at_once: int = field(default=1, validator=ge(1))
+    video_decoder: VideoDecoder = VideoDecoder.DIFFUSERS
 
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[DiffusersCodec]:
@@ -47,6 +46,7 @@ class DiffusersVaes:
             dtype=dtype,
             swap=self.swap,
             owned=self.owned,
+            video_decoder=self.video_decoder,
             tiles_at_once=self.tiles_at_once,
         )
         try:
@@ -65,6 +65,7 @@ class DiffusersCodec:
     _dtype: torch.dtype
     _swap: bool = False
     _owned: bool = True
+    _video_decoder: VideoDecoder = VideoDecoder.DIFFUSERS
     _tiles_at_once: int = 1
     _loaded: dict[str, Any] = field(factory=dict, init=False)
     _masters: dict[str, HostMasters] = field(factory=dict, init=False)
@@ -72,7 +73,7 @@ class DiffusersCodec:
 
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         frames = pixels.to(self._device).permute(3, 0, 1, 2)[None]
-        mean, std = _per_channel(_PIXEL_MEAN, frames), _per_channel(_PIXEL_STD, frames)
+        mean, std = per_channel(PIXEL_MEAN, frames), per_channel(PIXEL_STD, frames)
         with self._at_work(VIDEO_VAE) as vae, torch.no_grad():
             posterior = vae.encode((frames.to(torch.float32).div(255.0) - mean) / std, return_dict=False)[0]
         sample = posterior.sample(generator=torch.Generator().manual_seed(_POSTERIOR_SEED))
@@ -94,11 +95,13 @@ class DiffusersCodec:
         latents = latents.to(self._device)
         with self._at_work(VIDEO_VAE) as vae:
             mean, std = _statistics(vae, latents, channel_axis=1)
-            clips = decode_windows(vae, latents * std + mean, tiles_at_once=self._tiles_at_once)
-            for number, clip in enumerate(clips):
-                pixels = clip.float() * _per_channel(_PIXEL_STD, clip) + _per_channel(_PIXEL_MEAN, clip)
-                checked = _finite(pixels, f"decoded video clip {number}")
-                yield checked.clamp(0, 1)[0].transpose(0, 1).contiguous().cpu()
+            clips = decode_windows(
+                vae,
+                latents * std + mean,
+                tiles_at_once=self._tiles_at_once,
+                decode=tile_decoder(vae, self._video_decoder, self._device),
+            )
+            yield from delivered_frames(clips)
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
         latents = latents.to(self._device)
@@ -140,10 +143,6 @@ class DiffusersCodec:
                 self._masters[kind.folder] = HostMasters(vae, self._device, owned=self._owned)
             self._loaded[kind.folder] = vae
         return self._loaded[kind.folder]
-
-
-def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, device=like.device).view(1, -1, 1, 1, 1)
 
 
 def _statistics(vae: Any, like: torch.Tensor, *, channel_axis: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,12 +46,14 @@ class Placement(Choice):
 
 @frozen(kw_only=True)
 class MemoryOptions:
-    """What a user can choose that moves bytes. `keep`: models stay loaded for the next request."""
+    """What a user can choose that moves bytes. `keep`: models stay loaded for the next request; `tiles_at_once` of the
+    video decoder."""
 
     weight_residency: Residence
     linear: LinearStorage
     placement: Placement
     keep: bool
+    tiles_at_once: int = 1
 
 
 @frozen(kw_only=True)
@@ -90,7 +92,6 @@ class Workload:
     evaluations: int
     dtype_bytes: int
     chunk_rows: int
-    tiles_at_once: int
     on_cpu: bool
 
 
@@ -173,7 +174,7 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
     )
     denoise = denoiser + max(run, 2 * model.projections.largest)
     decode = model.codec.loaded + decode_bytes(
-        facts.codec, work.pixels, tiles_at_once=work.tiles_at_once, dtype_bytes=work.dtype_bytes
+        facts.codec, work.pixels, tiles_at_once=options.tiles_at_once, dtype_bytes=work.dtype_bytes
     )
     together = options.keep and not swap
     if together:

@@ -16,7 +16,9 @@ from vflash_ports.machine import MachineLimits
 
 Judge = Callable[[Workload, MemoryOptions], Need]
 
+FEW_TILES = 4
 CHANGES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("vae_tiles_at_once", str(FEW_TILES), {"tiles_at_once": FEW_TILES}),
     ("weight_residency", "block-ring", {"weight_residency": Residence.BLOCK_RING}),
     ("model_placement", "swap", {"placement": Placement.SWAP}),
     ("model_lifetime", "per-request", {"keep": False}),
@@ -79,6 +81,7 @@ def describe_need(found: Need) -> dict[str, Any]:
         "linear": str(options.linear),
         "model_placement": str(options.placement),
         "model_lifetime": "keep" if options.keep else "per-request",
+        "vae_tiles_at_once": options.tiles_at_once,
         "fits": found.fits,
         "obstacles": list(found.obstacles),
         "device_bytes": found.device,
@@ -112,6 +115,8 @@ def first_change(work: Workload, chosen: MemoryOptions, judge: Judge, smaller: I
 def _changed(chosen: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:
     """Single changes first, then two at once, and so on; none that changes nothing or contradicts itself."""
     useful = [change for change in CHANGES if any(getattr(chosen, name) != value for name, value in change[2].items())]
+    if chosen.tiles_at_once < FEW_TILES:
+        useful = [change for change in useful if change[0] != "vae_tiles_at_once"]
     for count in range(1, len(useful) + 1):
         for changes in combinations(useful, count):
             if len({name for name, _, _ in changes}) == count:

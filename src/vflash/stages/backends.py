@@ -38,6 +38,9 @@ class Backends:
     weights: WeightOpener
     weight_reading: str
     ffn_chunk_rows: int
+    video_decoder: str = ""
+    vae_tiles_at_once: int = 1
+    model_placement: str = ""
     profile: Profile | None = None
     adapter: ChosenAdapter | None = None
     assets: ChosenAssets | None = None
@@ -101,6 +104,9 @@ class Backends:
                 "block_kernels": self.kernels.name,
                 "weight_residency": self.residency.name,
                 "weight_reading": self.weight_reading,
+                "video_decoder": str(self.video_decoder),
+                "vae_tiles_at_once": self.vae_tiles_at_once,
+                "model_placement": self.model_placement,
             },
             "attention": asdict(attention),
             "weights": asdict(memory),

@@ -44,7 +44,6 @@ class Foresight:
     residencies: Mapping[str, Callable[[], Residency]]
     linears: Mapping[str, Callable[[], LinearExecution]]
     options: MemoryOptions
-    tiles_at_once: int
     limits: MachineReader
     _weighed: dict[str, ModelBytes] = field(factory=dict, init=False)
 
@@ -92,7 +91,6 @@ class Foresight:
             evaluations=plan.schedule.evaluations,
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
-            tiles_at_once=self.tiles_at_once,
             on_cpu=self.backends.device.type == "cpu",
         )
 

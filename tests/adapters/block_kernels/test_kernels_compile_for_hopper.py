@@ -15,6 +15,7 @@ from vflash_adapters.block_kernels import (
     triton_qk_norm_rope,
     triton_swiglu,
 )
+from vflash_adapters.latent_codec import triton_residual_norm
 from vflash_adapters.linear import triton_rows
 
 B16, CODES, F32 = "*bf16", "*fp8e4nv", "*fp32"
@@ -54,6 +55,12 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
         {"cos_ptr": F32, "sin_ptr": F32, "eps": "fp32"},
         {"HEADS": 56, "HALF": 48, "PASS": 32, "PIECE": 16, "BLOCK": 16},
         1,
+    ),
+    "scaled_residual_norm": (
+        triton_residual_norm._scaled_residual_norm,
+        {"x_ptr": F32, "scale_ptr": F32, "weight_ptr": F32, "eps": "fp32"},
+        {"WIDTH": 2048, "BLOCK": 2048, "UPDATE": True},
+        4,
     ),
     "restore": (
         triton_rows._restore,

@@ -40,7 +40,11 @@ RELEASED = ModelBytes(
     encoder_ffn=25600,
 )
 CHOSEN = MemoryOptions(
-    weight_residency=Residence.RESIDENT, linear=LinearStorage.BF16, placement=Placement.TOGETHER, keep=True
+    weight_residency=Residence.RESIDENT,
+    linear=LinearStorage.BF16,
+    placement=Placement.TOGETHER,
+    keep=True,
+    tiles_at_once=28,
 )
 
 
@@ -54,7 +58,6 @@ def workload(facts: ModelFacts, **changes: object) -> Workload:
         evaluations=4,
         dtype_bytes=2,
         chunk_rows=16_384,
-        tiles_at_once=28,
         on_cpu=False,
     )
     return evolve(work, **changes)
