@@ -3,9 +3,10 @@
     python tools/bench_residency.py --output residency.json
 
 Section `ring`: a few real blocks at four lengths, both residencies in turns, beside the copy-bound floor (one block's
-bytes over the measured host-to-device rate). Section `request`: the product's own `denoise` stage with all
-50 blocks at 1344x768 for 5 s, 4 evaluations after a warm-up of one, with exact BF16 and with W8A8 + mean-pooled Veda.
-Section `encoder`: the 51-layer text prefix on 512 tokens. On a CPU it runs small ones, to try the script itself.
+bytes over the measured host-to-device rate). Sections `request`: the product's own `denoise` stage with all 50 blocks
+at 1344x768 for 5 s, 4 evaluations after a warm-up of one: exact BF16 resident and from the ring, W8A8 with mean-pooled
+Veda; peaks beside what `vflash plan` says. Section `encoder`: the 51-layer text prefix on 512 tokens. On a CPU it runs
+small ones, to try the script itself.
 
 Predicted on one H200 before the first run: a block is 744 MiB, 14.7 ms at 53 GB/s, so the ring is copy-bound below
 about 8,500 rows (4,500: 14.7 ms against 5.7; 8,000: 14.7 against 12.6) and within 1.01 from 18,175 up; 4 evaluations of
@@ -21,6 +22,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,13 +36,14 @@ from denoiser_bench.floor import exact_attention
 from denoiser_bench.timing import GIB
 from vflash.domain.canvas import Canvas
 from vflash.domain.duration import clip_length
+from vflash.domain.footprint import LinearStorage, Rows, denoise_bytes, table_bytes
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.domain.plan import Plan
 from vflash.domain.request import Mode
 from vflash.domain.schedule import Schedule
 from vflash.model.block import run_block
 from vflash.model.load import FLOAT32, bind_block, expected_shapes, packed_specs
-from vflash.model.transformer import open_denoiser
+from vflash.model.transformer import Denoiser, open_denoiser
 from vflash.stages.denoise import denoise
 from vflash.stages.encode import Conditioning, Conditions
 from vflash.stages.watch import RequestWatch
@@ -59,7 +62,8 @@ from vflash_ports.weights import TensorSpec
 
 LENGTHS = (4500, 8000, 18175, 38000)
 RING_BLOCKS = 8
-PASSES = 3
+PASSES, REPEATS = 3, 2
+SECTIONS = ("ring", "request", "ring-request", "veda-request", "encoder")
 
 
 def fill(out: torch.Tensor, device: torch.device, std: float, mean: float = 0.0) -> None:
@@ -183,22 +187,36 @@ class Bench:
         attend = exact_attention("sdpa-cudnn" if self.real else "sdpa", rows, sizes, self.device)
         run = block_run(sequence, sizes, default_block_kernels(self.device), attend, 28_672)
 
-        def one_pass(stack: BlockStack[Any]) -> float:
+        def passes(stack: BlockStack[Any], count: int) -> list[float]:
+            """Milliseconds a block of each of `count` passes in a row, by the compute stream's own clock: nothing waits
+            for the host in between, and copies queued ahead for a next pass are not counted."""
             self.synchronise()
-            started = perf_counter()
-            for block, weights in enumerate(stack.blocks(SilentObserver(), evaluation=0)):
-                run_block(weights, run, sequence.x, table, block=block, evaluation=0)
+            marks = [self.mark()]
+            for _ in range(count):
+                for block, weights in enumerate(stack.blocks(SilentObserver(), evaluation=0)):
+                    run_block(weights, run, sequence.x, table, block=block, evaluation=0)
+                marks.append(self.mark())
             self.synchronise()
-            return (perf_counter() - started) * 1e3 / facts.num_layers
+            return [self.milliseconds(*pair) / facts.num_layers for pair in pairwise(marks)]
 
-        first = {name: one_pass(stack) for name, stack in stacks.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in stacks}
-        for _ in range(PASSES):
+        cold = {name: passes(stack, 1)[0] for name, stack in stacks.items()}
+        later: dict[str, list[float]] = {name: [] for name in stacks}
+        for _ in range(REPEATS):
             for name, stack in stacks.items():
-                seconds[name].append(one_pass(stack))
-        medians = {name: statistics.median(values) for name, values in seconds.items()}
+                later[name] += passes(stack, PASSES)[1:]
+        medians = {name: statistics.median(values) for name, values in later.items()}
         ratio = medians["block-ring"] / medians["resident"]
-        return {**medians, "ratio": ratio, **{f"first {name}": value for name, value in first.items()}}
+        return {**medians, "ratio": ratio, **{f"first {name}": value for name, value in cold.items()}}
+
+    def mark(self) -> Any:
+        if not self.real:
+            return perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def milliseconds(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after)) if self.real else (after - before) * 1e3
 
     def copy_rate(self) -> float:
         size = 1 << 30 if self.real else 1 << 20
@@ -212,7 +230,7 @@ class Bench:
         self.synchronise()
         return 4 * size / (perf_counter() - started) / 1e9
 
-    def request(self, linear: str, attention: Attention) -> dict[str, Any]:
+    def request(self, linear: str, attention: Attention, residency: Residency) -> dict[str, Any]:
         facts = (
             DenoiserFacts() if self.real else evolve(SMALL, freq_dim=16, time_embed_dim=32, time_embed_hidden_dim=32)
         )
@@ -225,7 +243,7 @@ class Bench:
             facts=facts,
             execution=execution_named(linear, default_row_kernels("auto", self.device)),
             kernels=default_block_kernels(self.device),
-            residency=Resident(),
+            residency=residency,
             device=self.device,
             dtype=torch.bfloat16,
             ffn_chunk_rows=28_672,
@@ -242,6 +260,8 @@ class Bench:
                 results[name] = {stage: value["elapsed_seconds"] for stage, value in watch.stages.items()}
             return {
                 **results,
+                "planned_gib": planned_bytes(denoiser, linear, 512 if self.real else 8, width, height) / GIB,
+                "pinned_gib": denoiser.memory().pinned_allocated_bytes / GIB,
                 "opening_s": loading,
                 "weights_gib": denoiser.memory().device_weight_bytes / GIB,
                 "peak_allocated_gib": torch.cuda.max_memory_allocated() / GIB if self.real else None,
@@ -296,6 +316,20 @@ class Bench:
         return {"first_s": seconds[0], "later_s": min(seconds[1:]), "weights_gib": weights / GIB}
 
 
+def planned_bytes(denoiser: Denoiser, linear: str, text_rows: int, width: int, height: int) -> int:
+    """What `vflash plan` says of the denoising: weights on the device, tables of four evaluations, activations."""
+    plan, facts = plan_of(width, height, 4), denoiser.facts
+    rows = Rows(
+        text=text_rows,
+        condition=0,
+        target_audio=2 * plan.length.audio_latents,
+        target_video=plan.length.latent_frames * (height // 32) * (width // 32),
+    )
+    kept = denoiser.memory().device_weight_bytes + sum(tensor.nbytes for tensor in denoiser.auxiliary.values())
+    run = denoise_bytes(facts, rows, LinearStorage(linear), dtype_bytes=2, chunk_rows=28_672)
+    return kept + table_bytes(facts, 4, 2) + run
+
+
 def plan_of(width: int, height: int, evaluations: int) -> Plan:
     return Plan(
         mode=Mode.T2VA,
@@ -333,12 +367,19 @@ def mean_pooled_veda() -> Attention:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("bench_residency.json"), help="where the JSON goes")
-    bench = Bench(parser.parse_args().output)
-    bench.section("ring", bench.ring)
-    bench.section("request bf16", lambda: bench.request("bf16", DeviceDefaultAttention()))
-    if bench.real:
-        bench.section("request w8a8 + veda", lambda: bench.request("w8a8", mean_pooled_veda()))
-    bench.section("encoder", bench.encoder)
+    parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS)
+    options = parser.parse_args()
+    bench = Bench(options.output)
+    sections: dict[str, Callable[[], Any]] = {
+        "ring": bench.ring,
+        "request": lambda: bench.request("bf16", DeviceDefaultAttention(), Resident()),
+        "ring-request": lambda: bench.request("bf16", DeviceDefaultAttention(), BlockRing()),
+        "veda-request": lambda: bench.request("w8a8", mean_pooled_veda(), Resident()),
+        "encoder": bench.encoder,
+    }
+    for name in options.sections:
+        if bench.real or name != "veda-request":
+            bench.section(name, sections[name])
     return int(any("failed" in value for value in bench.report.values() if isinstance(value, dict)))
 
 
