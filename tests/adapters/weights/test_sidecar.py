@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from vflash_adapters.manifest import seal
 from vflash_adapters.weights.sidecar.blocks import MIN_CODED_TENSOR, plan_blocks
-from vflash_adapters.weights.sidecar.codec import BlockDecoder, BlockEncoder, Row, digest
+from vflash_adapters.weights.sidecar.codec import BlockDecoder, BlockEncoder, digest
 from vflash_adapters.weights.sidecar.inspect import inspect
 from vflash_adapters.weights.sidecar.merges import MergeChoice, make_merge
+from vflash_adapters.weights.sidecar.pairs import pack_pairs, read_window, unpack_pairs
 from vflash_adapters.weights.sidecar.planes import PLANES_BY_DTYPE, Planes, coded_bytes, split
 from vflash_adapters.weights.sidecar.prepare import prepare
 from vflash_adapters.weights.sidecar.sidecar_manifest import KIND
@@ -97,6 +99,49 @@ def test_both_merges_give_equal_bytes(planes: Planes, data: bytes) -> None:
         out = np.zeros(len(plain), dtype=np.uint8)
         make_merge(merge).merge(planes, pair.coded, pair.raw, out)
         assert out.tobytes() == plain.tobytes()
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    data=st.lists(st.integers(0, 255), max_size=400),
+    shift=st.integers(0, 240),
+    narrow=st.booleans(),
+    merge=st.sampled_from(MergeChoice),
+)
+def test_pairs_give_every_exponent_back(data: list[int], shift: int, narrow: bool, merge: MergeChoice) -> None:
+    """Any exponents, odd counts, all or none within a window: the words come back, as does the window's own form."""
+    exponents = np.array([shift + value % 16 if narrow else value for value in data], dtype=np.uint8)
+    pairs, window = pack_pairs(exponents)
+    kept = read_window(window.to_bytes(), len(exponents))
+    assert kept is not None
+    assert not narrow or not len(window.positions)
+    assert np.array_equal(unpack_pairs(pairs, kept, len(exponents)), exponents)
+    raw = np.arange(len(exponents), dtype=np.uint8)
+    whole, halves = (np.zeros(2 * len(raw) + 1, dtype=np.uint8)[1:] for _ in range(2))
+    make_merge(merge).merge(Planes.BF16, exponents, raw, whole)
+    make_merge(merge).merge_pairs(pairs, kept, raw, halves)
+    assert np.array_equal(whole, halves)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\1\2", b"\1" + b"\5\0\0\0" * 2 + b"ab", b"\1" + b"\x64\0\0\0" + b"a", b"\1" + b"\2\0\0\0\1\0\0\0ab"],
+)
+def test_a_window_that_fits_no_block_is_none(content: bytes) -> None:
+    """Cut, repeated, out of range and falling positions."""
+    assert read_window(np.frombuffer(content, dtype=np.uint8), 100) is None
+
+
+def test_blocks_without_a_common_exponent_are_coded_whole(tmp_path: Path) -> None:
+    """Half zeros, half weights: no window holds both, so exponents are coded byte by byte, and still shrink."""
+    values = normal(200_000, torch.bfloat16)
+    values[::2] = 0
+    save_file({"sparse": values, "dense": normal(200_000, torch.bfloat16)}, tmp_path / "w.safetensors")
+    prepare(tmp_path / "w.safetensors", tmp_path / "s", merge=NUMPY)
+    rows = json.loads((tmp_path / "s" / "manifest.json").read_bytes())["body"]["shards"][0]["rows"]
+    assert sorted(row[1] > 0 for row in rows) == [False, True]
+    for merge in MergeChoice:
+        assert read_all(tmp_path / "w.safetensors", tmp_path / "s", 1, merge)["sparse"] == bits(values)
 
 
 def test_exponent_planes_compress_and_noise_is_stored_plain(source: Path, tmp_path: Path) -> None:
@@ -244,7 +289,7 @@ def test_the_frame_checksum_alone_catches_flipped_bits() -> None:
     for bit in bits_to_flip:
         damaged = whole.copy()
         damaged[bit // 8] ^= 1 << bit % 8
-        row = Row(coded=record.row.coded, stored_xxh3=digest(damaged), plain_xxh3=record.row.plain_xxh3)
+        row = evolve(record.row, stored_xxh3=digest(damaged))
         with pytest.raises(CheckpointError, match="decode"):
             decoder.decode(block, row, damaged, out, "w")
 
@@ -279,8 +324,10 @@ def resealed(change: Callable[[dict[str, object]], object]) -> Callable[[Path], 
         (lambda body: body["shards"][0]["rows"].pop(), "blocks, expected"),
         (lambda body: body["shards"][0]["rows"][0].__setitem__(0, -1), "cannot have a frame"),
         (lambda body: body["shards"][0]["rows"][0].__setitem__(0, 2**40), "cannot have a frame"),
-        (lambda body: body["shards"][0]["rows"][0].__setitem__(1, "x"), "not a block row"),
+        (lambda body: body["shards"][0]["rows"][0].__setitem__(2, "x"), "not a block row"),
         (lambda body: body["shards"][0]["rows"][0].__setitem__(0, True), "not a block row"),
+        (lambda body: body["shards"][0]["rows"][0].__setitem__(1, 2**40), "cannot have a window"),
+        (lambda body: body["shards"][0]["rows"][-1].__setitem__(1, 6), "cannot have a window"),
         (lambda body: body["shards"][0]["data"].__setitem__("file", "../x"), "does not match its blocks"),
         (lambda body: body["shards"][0]["data"].__setitem__("size", 2**40), "does not match its blocks"),
         (lambda body: body["shards"][0]["source"].__setitem__("size", 1), "size differ"),

@@ -1,4 +1,4 @@
-"""One block to a record and back. A record is [zstd frame of the coded plane][raw plane], or the plain bytes."""
+"""One block to a record and back: [zstd frame of the coded plane][raw plane][exponent window], or the plain bytes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from attrs import frozen
 
 from vflash_adapters.weights.byte_file import Bytes
 from vflash_adapters.weights.sidecar.blocks import MAX_BLOCK, Block
-from vflash_adapters.weights.sidecar.planes import PlaneMerge, split
+from vflash_adapters.weights.sidecar.pairs import pack_pairs, pair_bytes, read_window
+from vflash_adapters.weights.sidecar.planes import PlaneMerge, PlanePair, Planes, split
 from vflash_ports.errors import CheckpointError, UnsupportedError
 
 MIN_SAVING = 0.03  # a block that saves less is stored plain
+MAX_OUTSIDE = 0.005  # of exponents outside a window; listing more would cost 1 % of the block
 
 
 @frozen(kw_only=True)
 class Row:
-    """What the manifest says of one block: `coded` bytes of its frame, 0 if it is stored plain; xxh3-64 digests."""
+    """What the manifest says of one block: `coded` bytes of its frame, 0 if it is stored plain; `window` bytes of its
+    exponent window, 0 if exponents are coded whole; xxh3-64 digests."""
 
     coded: int
+    window: int
     stored_xxh3: str
     plain_xxh3: str
 
     def record_bytes(self, block: Block) -> int:
-        return block.length if not self.coded else self.coded + block.length - block.coded_plain
+        return self.coded + block.length - block.coded_plain + self.window if self.coded else block.length
 
 
 @frozen(kw_only=True, eq=False)
@@ -51,16 +55,27 @@ class BlockEncoder:
         """`plain` is not kept and not changed. Raises `CheckpointError` if the record does not decode to `plain`."""
         if block.planes is None:
             return _plain_record(plain)
-        pair = split(block.planes, plain)
-        frame = np.frombuffer(self._compressor.compress(pair.coded), dtype=np.uint8)
-        if len(frame) + len(pair.raw) > (1 - MIN_SAVING) * block.length:
+        frame, raw, window = self._smallest(block.planes, split(block.planes, plain))
+        parts = (frame, raw, window)
+        if sum(map(len, parts)) > (1 - MIN_SAVING) * block.length:
             return _plain_record(plain)
-        row = Row(coded=len(frame), stored_xxh3=digest(frame, pair.raw), plain_xxh3=digest(plain))
+        row = Row(coded=len(frame), window=len(window), stored_xxh3=digest(*parts), plain_xxh3=digest(plain))
         proof = self._proof[: block.length]
-        self._decoder.decode(block, row, np.concatenate([frame, pair.raw]), proof, "the block just encoded")
+        self._decoder.decode(block, row, np.concatenate(parts), proof, "the block just encoded")
         if not np.array_equal(proof, plain):
             raise CheckpointError(f"block at byte {block.begin} did not decode to its original; is the memory healthy?")
-        return Record(parts=(frame, pair.raw), row=row)
+        return Record(parts=parts, row=row)
+
+    def _smallest(self, planes: Planes, pair: PlanePair) -> tuple[Bytes, Bytes, Bytes]:
+        """Frame, raw plane and window. BF16 exponents become pairs unless too many lie outside of any window."""
+        if planes is Planes.BF16:
+            pairs, window = pack_pairs(pair.coded)
+            if len(window.positions) <= MAX_OUTSIDE * len(pair.coded):
+                return self._frame(pairs), pair.raw, window.to_bytes()
+        return self._frame(pair.coded), pair.raw, np.empty(0, dtype=np.uint8)
+
+    def _frame(self, plane: Bytes) -> Bytes:
+        return np.frombuffer(self._compressor.compress(plane), dtype=np.uint8)
 
 
 class BlockDecoder:
@@ -83,9 +98,22 @@ class BlockDecoder:
             out[:] = record
             return
         assert block.planes is not None  # the manifest's reader refuses coded rows for plain blocks
+        where = f"{label}: block at byte {block.begin}"
+        if row.window:
+            self._decode_pairs(block, row, record, out, where)
+            return
         coded = self._coded[: block.coded_plain]
-        self._decompress(record[: row.coded], coded, f"{label}: block at byte {block.begin}")
+        self._decompress(record[: row.coded], coded, where)
         self._merge.merge(block.planes, coded, record[row.coded :], out)
+
+    def _decode_pairs(self, block: Block, row: Row, record: Bytes, out: Bytes, where: str) -> None:
+        elements = block.coded_plain
+        window = read_window(record[len(record) - row.window :], elements)
+        if window is None:
+            raise CheckpointError(f"{where} has no valid exponent window; prepare it again")
+        pairs = self._coded[: pair_bytes(elements)]
+        self._decompress(record[: row.coded], pairs, where)
+        self._merge.merge_pairs(pairs, window, record[row.coded : row.coded + elements], out)
 
     def _decompress(self, frame: Bytes, out: Bytes, label: str) -> None:
         """Exactly `len(out)` bytes and the end of the frame; a bomb or a cut frame is an error, never a short plane."""
@@ -119,7 +147,7 @@ def codec_versions() -> dict[str, str]:
 
 def _plain_record(plain: Bytes) -> Record:
     hashed = digest(plain)
-    return Record(parts=(plain,), row=Row(coded=0, stored_xxh3=hashed, plain_xxh3=hashed))
+    return Record(parts=(plain,), row=Row(coded=0, window=0, stored_xxh3=hashed, plain_xxh3=hashed))
 
 
 def _zstandard() -> Any:

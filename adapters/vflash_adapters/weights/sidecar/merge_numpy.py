@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from vflash_adapters.weights.byte_file import Bytes
+from vflash_adapters.weights.sidecar.pairs import Window, unpack_pairs
 from vflash_adapters.weights.sidecar.planes import FOUR, HIGH_NIBBLE, LOW_NIBBLE, ONE, SEVEN, Planes
 
 _PIECE = 32 * 1024  # elements: a piece and its temporaries stay in the second-level cache
@@ -18,6 +19,9 @@ class NumpyMerge:
 
     def merge(self, planes: Planes, coded: Bytes, raw: Bytes, out: Bytes) -> None:
         _MERGES[planes](coded, raw, out)
+
+    def merge_pairs(self, pairs: Bytes, window: Window, raw: Bytes, out: Bytes) -> None:
+        _merge_bf16(unpack_pairs(pairs, window, len(raw)), raw, out)
 
 
 def _merge_bf16(coded: Bytes, raw: Bytes, out: Bytes) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from attrs import frozen
 
 from vflash_adapters.weights.byte_file import Bytes
+
+if TYPE_CHECKING:
+    from vflash_adapters.weights.sidecar.pairs import Window
 
 ONE, FOUR, SEVEN = np.uint8(1), np.uint8(4), np.uint8(7)
 HIGH_NIBBLE, LOW_NIBBLE = np.uint8(0xF0), np.uint8(0x0F)
@@ -65,6 +68,10 @@ class PlaneMerge(Protocol):
 
     def merge(self, planes: Planes, coded: Bytes, raw: Bytes, out: Bytes) -> None:
         """Fill `out` (contiguous, any alignment) from its two planes."""
+        ...
+
+    def merge_pairs(self, pairs: Bytes, window: Window, raw: Bytes, out: Bytes) -> None:
+        """The same for BF16 whose exponents are pairs of nibbles within `window`."""
         ...
 
 

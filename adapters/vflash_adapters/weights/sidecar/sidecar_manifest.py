@@ -17,6 +17,7 @@ from vflash_adapters.weights.byte_file import round_up
 from vflash_adapters.weights.checkpoint import Checkpoint, Shard
 from vflash_adapters.weights.sidecar.blocks import Block, checked_block_bytes, plan_blocks
 from vflash_adapters.weights.sidecar.codec import Row
+from vflash_adapters.weights.sidecar.planes import Planes
 from vflash_ports.errors import CheckpointError, ContractError
 
 MANIFEST_NAME = "manifest.json"
@@ -131,7 +132,7 @@ def _shard_body(shard: SidecarShard) -> dict[str, Any]:
         },
         "data": {"file": shard.data_file, "size": shard.data_bytes},
         "dtypes": dtype_totals(shard.blocks, shard.rows),
-        "rows": [[row.coded, row.stored_xxh3, row.plain_xxh3] for row in shard.rows],
+        "rows": [[row.coded, row.window, row.stored_xxh3, row.plain_xxh3] for row in shard.rows],
     }
 
 
@@ -165,9 +166,12 @@ def _source(value: Any, shard: Shard, label: str) -> SourceStamp:
 
 
 def _row(value: Any, block: Block, label: str) -> Row:
-    shaped = isinstance(value, list) and len(value) == 3 and type(value[0]) is int
-    if not shaped or not all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in value[1:]):
+    shaped = isinstance(value, list) and len(value) == 4 and all(type(count) is int for count in value[:2])
+    if not shaped or not all(isinstance(text, str) and _DIGEST.fullmatch(text) for text in value[2:]):
         raise CheckpointError(f"{label}: not a block row: {brief(value)}")
-    if not 0 <= value[0] <= block.coded_plain:
-        raise CheckpointError(f"{label}: block at byte {block.begin} cannot have a frame of {value[0]} bytes")
-    return Row(coded=value[0], stored_xxh3=value[1], plain_xxh3=value[2])
+    coded, window = value[:2]
+    if not 0 <= coded <= block.coded_plain:
+        raise CheckpointError(f"{label}: block at byte {block.begin} cannot have a frame of {coded} bytes")
+    if window and not (coded and block.planes is Planes.BF16 and 0 < window <= block.coded_plain):
+        raise CheckpointError(f"{label}: block at byte {block.begin} cannot have a window of {window} bytes")
+    return Row(coded=coded, window=window, stored_xxh3=value[2], plain_xxh3=value[3])
