@@ -16,6 +16,7 @@ import platform
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -77,11 +78,17 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     decode = decode_speed(material.bf16, options.repeats)
     reading = reading_speed(material.large, options.repeats)
-    prepare(material.large, folder / "sidecar")
+    started, used = perf_counter(), process_time()
+    done = prepare(material.large, folder / "sidecar")
+    prepared = {
+        "gb_s": round(done.source_bytes / (perf_counter() - started) / 1e9, 3),
+        "gb_s_per_processor": round(done.source_bytes / (process_time() - used) / 1e9, 3),
+    }
     return {
         "environment": _environment(options),
         "material": material.kind,
         "sizes": sizes,
+        "prepare": prepared,
         "decode": decode,
         "reading": reading,
         "storage": sidecar_against_raw(material.large, folder / "sidecar", options.workers, options.repeats),

@@ -9,6 +9,7 @@ from attrs import frozen
 from safetensors.torch import load_file, save_file
 
 ROWS_MIN = 32 * 1024
+LARGE_TENSOR = 64 * 2**20
 
 
 @frozen(kw_only=True)
@@ -27,10 +28,7 @@ def prepare_material(trained: Path | None, folder: Path, large_bytes: int) -> Ma
     bf16 = {name: matrix.bfloat16() for name, matrix in matrices.items()}
     save_file(bf16, folder / "bf16.safetensors")
     save_file(_row_scaled(matrices), folder / "fp8.safetensors")
-    size = sum(tensor.nbytes for tensor in bf16.values())
-    copies = max(1, round(large_bytes / size))
-    repeated = {f"{copy:03d}.{name}": tensor.clone() for copy in range(copies) for name, tensor in bf16.items()}
-    save_file(repeated, folder / "large.safetensors")
+    save_file(_large(bf16, large_bytes), folder / "large.safetensors")
     return Material(
         kind=f"trained ({trained.name})" if trained else "synthetic, N(0, 0.02)",
         bf16=folder / "bf16.safetensors",
@@ -50,6 +48,18 @@ def _trained(path: Path) -> dict[str, torch.Tensor]:
 def _synthetic() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {f"layer.{i}": torch.randn(2048, 1024, generator=generator) * 0.02 for i in range(12)}
+
+
+def _large(bf16: dict[str, torch.Tensor], byte_count: int) -> dict[str, torch.Tensor]:
+    """The same numbers over and over, in matrices of 64 MiB: the model's own are 77 to 308 MB."""
+    numbers = torch.cat([tensor.flatten() for tensor in bf16.values()])
+    tensors = {}
+    for index in range(max(1, byte_count // LARGE_TENSOR)):
+        start = index * 7919 * 4096 % len(numbers)
+        turned = torch.cat([numbers[start:], numbers[:start]])
+        repeats = -(-LARGE_TENSOR // turned.nbytes)
+        tensors[f"matrix.{index:03d}"] = turned.repeat(repeats)[: LARGE_TENSOR // 2].view(-1, 4096).clone()
+    return tensors
 
 
 def _row_scaled(matrices: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

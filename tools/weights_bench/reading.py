@@ -38,8 +38,8 @@ def _cases(path: Path) -> dict[str, Callable[[], None]]:
     out = destination(MmapWeights(path))
 
     def load_and_clone() -> None:
-        for tensor in load_file(path).values():
-            tensor.clone()
+        owned = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        assert len(owned) == len(out)
 
     cases: dict[str, Callable[[], None]] = {"load_file + clone": load_and_clone}
     for count in WORKERS:
