@@ -4,10 +4,10 @@
 
 Needs a CUDA device and diffusers 0.42.1; under 90 s on one H200. Random weights in the released precision, 37 latent
 frames; medians of two runs after a warm-up of one window. At the first number of tiles above 1, on every canvas: the
-batches alone, and `fused`, which runs the blocks' memory-bound stages in the project's Triton kernels; on the first
-canvas alone: the same with cuDNN's attention, with `--compiled` the blocks through torch.compile, the other numbers of
-tiles. Differences are against diffusers' pixels of the same run, in the VAE's output space, whose spread the report
-gives; `tiles 1` does the same work in the same order and is to be equal.
+batches alone, and `fused`, the product's default on CUDA; on the first canvas alone: fused with the flash attention
+alone, with `--compiled` the blocks through torch.compile, the other numbers of tiles, fused and not. Differences are
+against diffusers' pixels of the same run, in the VAE's output space, whose spread the report gives; `tiles 1` does the
+same work in the same order and is to be equal.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from attrs import evolve
+from torch.nn.attention import SDPBackend
 
-from vae_bench.fused_blocks import fused_blocks
-from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.latent_codec.decode_windows import decode_windows
 from vflash_adapters.latent_codec.load_vae import VIDEO_VAE
-from vflash_ports.block_kernels import BlockKernels
+from vflash_adapters.latent_codec.video_decoders import fused_kernels
+from vflash_adapters.latent_codec.vit_decoder import DecoderKernels, VitDecoder
 
 GIB = float(2**30)
 LATENT_FRAMES = 37
@@ -82,27 +82,23 @@ class Bench:
         batch = next((tiles for tiles in self.options.tiles if tiles > 1), 1)
         self.measure_all("diffusers", vae, nullcontext, every, tiles=None)
         self.measure_all(f"tiles {batch}", vae, nullcontext, every, tiles=batch)
-        self.measure_all(f"tiles {batch} fused", vae, partial(fused_blocks, vae, self.kernels()), every, tiles=batch)
+        self.measure_all(f"tiles {batch} fused", vae, nullcontext, every, tiles=batch, kernels=self.kernels())
         if self.device.type == "cuda":
-            self.measure_all(f"tiles {batch} fused cudnn", vae, lambda: self.fused_cudnn(vae), first, tiles=batch)
+            flash = evolve(self.kernels(), attention=(SDPBackend.FLASH_ATTENTION,))
+            self.measure_all(f"tiles {batch} fused flash", vae, nullcontext, first, tiles=batch, kernels=flash)
         if self.options.compiled:
             self.measure_all(f"tiles {batch} compiled", vae, partial(compiled_blocks, vae), first, tiles=batch)
+        for tiles in self.options.tiles:
+            if tiles not in (batch, 1):
+                name = f"tiles {tiles} fused"
+                self.measure_all(name, vae, nullcontext, first, tiles=tiles, kernels=self.kernels())
         for tiles in self.options.tiles:
             if tiles != batch:
                 self.measure_all(f"tiles {tiles}", vae, nullcontext, first, tiles=tiles)
         self.report["wall_seconds"] = perf_counter() - self.started
 
-    def kernels(self) -> BlockKernels:
-        if self.device.type != "cuda":
-            return TorchBlockKernels()
-        from vflash_adapters.block_kernels.triton_kernels import TritonBlockKernels
-
-        return TritonBlockKernels()
-
-    @contextmanager
-    def fused_cudnn(self, vae: Any) -> Iterator[None]:
-        with fused_blocks(vae, self.kernels()), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            yield
+    def kernels(self) -> DecoderKernels:
+        return fused_kernels(self.device)
 
     def measure_all(
         self,
@@ -112,6 +108,7 @@ class Bench:
         canvases: list[str],
         *,
         tiles: int | None,
+        kernels: DecoderKernels | None = None,
     ) -> None:
         try:
             with torch.no_grad(), scope():
@@ -119,17 +116,17 @@ class Bench:
                     if perf_counter() - self.started > self.options.deadline_s:
                         self.report["failed"][f"{canvas} {name}"] = "not run: out of time"
                     else:
-                        self.measure(canvas, name, vae, tiles)
+                        self.measure(canvas, name, vae, tiles, kernels)
         except Exception:  # the rest of a paid run is worth more than the first failure, which is reported and exits 1
             self.report["failed"][name] = traceback.format_exc()
 
-    def measure(self, canvas: str, name: str, vae: Any, tiles: int | None) -> None:
+    def measure(self, canvas: str, name: str, vae: Any, tiles: int | None, kernels: DecoderKernels | None) -> None:
         width, height = (int(side) // 16 for side in canvas.split("x"))
         generator = torch.Generator(self.device).manual_seed(1)
         frames = self.options.latent_frames
         latents = torch.randn(1, 24, frames, height, width, generator=generator, device=self.device)
-        decode(vae, latents[:, :, :7], tiles)
-        runs = [self.timed(vae, latents, tiles) for _ in range(2)]
+        decode(vae, latents[:, :, :7], tiles, kernels)
+        runs = [self.timed(vae, latents, tiles, kernels) for _ in range(2)]
         pixels = runs[-1].pop("pixels")
         del runs[0]["pixels"]
         figures: dict[str, Any] = {"seconds": median(run["seconds"] for run in runs), "runs": runs}
@@ -144,7 +141,9 @@ class Bench:
         print(canvas, name, {key: value for key, value in figures.items() if key != "runs"}, flush=True)
         Path(self.options.output).write_text(json.dumps(self.report, indent=1))
 
-    def timed(self, vae: Any, latents: torch.Tensor, tiles: int | None) -> dict[str, Any]:
+    def timed(
+        self, vae: Any, latents: torch.Tensor, tiles: int | None, kernels: DecoderKernels | None
+    ) -> dict[str, Any]:
         """Wall seconds of a whole decode, whose pixels stay on the device; peaks count what was there before as 0."""
         self.synchronize()
         before = 0
@@ -152,7 +151,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         started = perf_counter()
-        pixels, first = decode(vae, latents, tiles)
+        pixels, first = decode(vae, latents, tiles, kernels)
         self.synchronize()
         seconds = perf_counter() - started
         peak = (torch.cuda.max_memory_allocated() - before) / GIB if self.device.type == "cuda" else None
@@ -163,13 +162,16 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def decode(vae: Any, latents: torch.Tensor, tiles: int | None) -> tuple[torch.Tensor, float]:
+def decode(
+    vae: Any, latents: torch.Tensor, tiles: int | None, kernels: DecoderKernels | None
+) -> tuple[torch.Tensor, float]:
     """All pixels [1, 3, F, H, W] on the device, and the clock when the first of them could be handed on."""
     if tiles is None:
         pixels: torch.Tensor = vae.decode(latents, return_dict=False)[0]
         return pixels, finished(pixels)
     clips, first = [], 0.0
-    for clip in decode_windows(vae, latents, tiles_at_once=tiles):
+    tile_decoder = None if kernels is None else VitDecoder(vae, kernels)
+    for clip in decode_windows(vae, latents, tiles_at_once=tiles, decode=tile_decoder):
         first = first or finished(clip)
         clips.append(clip)
     return torch.cat(clips, dim=2), first
