@@ -96,10 +96,16 @@ def encode_bytes(codec: CodecFacts, pixels: Pixels) -> int:
     return tile + 3 * pixels.reference_frames * pixels.width * pixels.height * 3 * FLOAT32
 
 
-def decode_bytes(codec: CodecFacts, pixels: Pixels, *, tiles_at_once: int, dtype_bytes: int) -> int:
-    """A batch of tiles in one layer of the video decoder, beside the pixels of a window and of the clip before it."""
+def decode_bytes(
+    codec: CodecFacts, pixels: Pixels, *, tiles_at_once: int, dtype_bytes: int, fused: bool = False
+) -> int:
+    """A batch of tiles in one layer of the video decoder, beside the pixels of a window and of the clip before it.
+
+    The fused decoder holds the input projections of its attention once more, side by side.
+    """
     window = codec.clip_latents + 2
     tokens = tiles_at_once * window * (TILE_PIXELS // codec.spatial_ratio) ** 2
     layer = tokens * (2 * FLOAT32 * codec.decoder_hidden + dtype_bytes * 3 * codec.decoder_ffn)
     frame = 3 * pixels.width * pixels.height
-    return layer + frame * 4 * window * 3 * dtype_bytes + frame * codec.clip_frames * 3 * FLOAT32
+    copied = 3 * codec.decoder_hidden**2 * codec.decoder_layers * dtype_bytes if fused else 0
+    return copied + layer + frame * 4 * window * 3 * dtype_bytes + frame * codec.clip_frames * 3 * FLOAT32

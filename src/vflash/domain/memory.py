@@ -83,7 +83,7 @@ class ModelBytes:
 
 @frozen(kw_only=True)
 class Workload:
-    """One request on one checkpoint, in the sizes that memory follows from."""
+    """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack."""
 
     facts: ModelFacts
     model: ModelBytes
@@ -93,6 +93,8 @@ class Workload:
     dtype_bytes: int
     chunk_rows: int
     on_cpu: bool
+    fused_decoder: bool = False
+    adapter_bytes: int = 0
 
 
 @frozen(kw_only=True)
@@ -156,7 +158,8 @@ def gib(byte_count: int) -> str:
 
 
 def _block(work: Workload, options: MemoryOptions) -> int:
-    return block_bytes(work.facts.denoiser, options.linear, work.dtype_bytes)
+    adapter = work.adapter_bytes // work.facts.denoiser.num_layers
+    return adapter + block_bytes(work.facts.denoiser, options.linear, work.dtype_bytes)
 
 
 def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int]:
@@ -174,7 +177,11 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
     )
     denoise = denoiser + max(run, 2 * model.projections.largest)
     decode = model.codec.loaded + decode_bytes(
-        facts.codec, work.pixels, tiles_at_once=options.tiles_at_once, dtype_bytes=work.dtype_bytes
+        facts.codec,
+        work.pixels,
+        tiles_at_once=options.tiles_at_once,
+        dtype_bytes=work.dtype_bytes,
+        fused=work.fused_decoder,
     )
     together = options.keep and not swap
     if together:

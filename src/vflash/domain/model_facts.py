@@ -103,6 +103,7 @@ class CodecFacts:
     hop: int
     decoder_hidden: int = 2048
     decoder_ffn: int = 8192
+    decoder_layers: int = 36
     encoder_width: int = 128
 
 
@@ -198,6 +199,7 @@ def _codec(video: Mapping[str, Any], audio: Mapping[str, Any]) -> CodecFacts:
         hop=math.prod(_wholes("audio_vae config: encoder_rates", audio.get("encoder_rates", (2, 4, 4, 5, 5)))),
         decoder_hidden=hidden,
         decoder_ffn=hidden * video_whole("decoder_ffn_mult", 4),
+        decoder_layers=video_whole("decoder_num_layers", 36),
         encoder_width=_wholes("vae config: block_out_channels", video.get("block_out_channels", (128,)))[0],
     )
     if facts.sample_rate_hz != AUDIO_LATENTS_PER_SECOND * facts.hop:

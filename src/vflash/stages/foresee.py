@@ -92,6 +92,8 @@ class Foresight:
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
             on_cpu=self.backends.device.type == "cpu",
+            fused_decoder=self.backends.video_decoder == "fused",
+            adapter_bytes=0 if self.backends.adapter is None else self.backends.adapter.path.stat().st_size,
         )
 
     def _model(self, denoiser: str) -> ModelBytes:
