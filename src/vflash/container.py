@@ -341,4 +341,5 @@ class Container(containers.DeclarativeContainer):
         sink=sink,
         latent_store=latent_store,
         conditioning_store=conditioning_store,
+        log=event_log,
     )

@@ -27,6 +27,7 @@ from vflash.stages.recorder import PhaseRecorder
 from vflash.stages.steps import denoise_request
 from vflash.stages.watch import RequestWatch
 from vflash_ports.conditioning import ConditioningStore
+from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.media import LatentStore
 
 
@@ -41,8 +42,12 @@ class DenoiseSession:
     models: Models
     conditioning_store: ConditioningStore
     latent_store: LatentStore
+    log: EventLog = field(factory=SilentLog)
     _charged_seconds: float = field(default=0.0, init=False)
-    _gate: Gate = field(factory=Gate, init=False)
+    _gate: Gate = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._gate = Gate(log=self.log)
 
     @property
     def initialization_seconds(self) -> float:
@@ -80,7 +85,7 @@ class DenoiseSession:
             trace = trace_path(output) if profile_denoise else None
             check_absent("trace", trace)
             recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
-            watch = RequestWatch(progress_callback, device=self.backends.device, phases=recorder)
+            watch = RequestWatch(progress_callback, device=self.backends.device, phases=recorder, log=self.log)
             clock = RequestClock(number=number, models=self.models)
             sealed = self.conditioning_store.load(folder)
             facts = self.model_facts(self.models.first_denoiser)
