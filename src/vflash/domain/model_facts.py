@@ -18,6 +18,18 @@ from vflash_ports.errors import CheckpointError
 MAX_CONFIG_BYTES = 4 << 20
 TEXT_HIDDEN_STATE = 50
 """The unnormalised hidden state of Qwen3-VL that conditions the model; no config carries it."""
+ORIGINAL_NAMES = {
+    "token_refiner_num_layers": "num_refiner_layers",
+    "ffn_hidden_size": "ffn_dim",
+    "latents_dim": "in_channels",
+    "audio_latents_dim": "audio_in_channels",
+    "timestep_input_dim": "freq_dim",
+    "time_embed_hidden_size": "time_embed_hidden_dim",
+    "rope_inv_freq_len": "rope_freq_dim",
+}
+"""What the original release's `transformer/config.json` calls the same sizes."""
+ORIGINAL_DERIVED = frozenset({"adaln_out_features", "final_adaln_out_features"})
+"""Original fields that follow from the others; the tensors' shapes are held to the same products."""
 
 
 def _whole(what: str, value: Any) -> int:
@@ -173,7 +185,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _denoiser(config: Mapping[str, Any]) -> DenoiserFacts:
     known = {item.name for item in attrs.fields(DenoiserFacts)}
-    values = {name: value for name, value in config.items() if not name.startswith("_")}
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        if name.startswith("_") or name in ORIGINAL_DERIVED:
+            continue
+        ours = ORIGINAL_NAMES.get(name, name)
+        if ours in values:
+            raise CheckpointError(f"transformer config gives {ours} twice, once by its original name; keep one")
+        values[ours] = value
     unknown = sorted(set(values) - known)
     if unknown:
         raise CheckpointError(f"transformer config has fields this version does not know: {', '.join(unknown)}")

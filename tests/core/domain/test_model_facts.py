@@ -10,7 +10,14 @@ from typing import Any
 import attrs
 import pytest
 
-from vflash.domain.model_facts import MAX_CONFIG_BYTES, DenoiserFacts, GeometryFacts, read_json, read_model_facts
+from vflash.domain.model_facts import (
+    MAX_CONFIG_BYTES,
+    ORIGINAL_NAMES,
+    DenoiserFacts,
+    GeometryFacts,
+    read_json,
+    read_model_facts,
+)
 from vflash_ports.errors import CheckpointError
 
 Edit = Callable[..., Path]
@@ -64,6 +71,21 @@ def test_the_reference_denoiser_has_its_own_config(edited):
     folder = edited("transformer_ref/config.json", num_layers=7)
     assert read_model_facts(folder, denoiser="transformer_ref").denoiser.num_layers == 7
     assert read_model_facts(folder).denoiser.num_layers == 3
+
+
+def test_the_original_release_s_field_names_say_the_same(edited):
+    """Sizes under their original names, products of them ignored; one size under both names is refused."""
+    folder = edited(DENOISER)
+    expected = read_model_facts(folder)
+    config = json.loads((folder / DENOISER).read_text())
+    renamed = {ours: original for original, ours in ORIGINAL_NAMES.items()}
+    original = {renamed.get(name, name): value for name, value in config.items()}
+    assert len(set(original) & set(ORIGINAL_NAMES)) == len(ORIGINAL_NAMES)
+    (folder / DENOISER).write_text(json.dumps(original | {"adaln_out_features": 576, "final_adaln_out_features": 64}))
+    assert read_model_facts(folder) == expected
+    (folder / DENOISER).write_text(json.dumps(original | {"ffn_dim": 48}))
+    with pytest.raises(CheckpointError, match="ffn_dim twice"):
+        read_model_facts(folder)
 
 
 def test_shifts_come_from_both_schedulers(edited):
