@@ -71,6 +71,28 @@ def test_a_damaged_index_is_refused(folder: Path, body: bytes) -> None:
         read_checkpoint(folder)
 
 
+def test_a_flipped_bit_of_an_index_never_gives_other_tensors(folder: Path) -> None:
+    """Every single bit: an error, or the tensors as they are, from the shards they lie in."""
+    (folder / "m.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 72}, "weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}})
+    )
+    index = folder / "m.safetensors.index.json"
+    content = index.read_bytes()
+    whole, refused = read_checkpoint(folder), 0
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(damaged)
+        try:
+            found = read_checkpoint(folder)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert found.specs == whole.specs, bit
+        assert [shard.path for shard in found.shards] == [shard.path for shard in whole.shards], bit
+    assert refused > 4 * len(content)
+
+
 def test_an_index_changed_after_the_headers_were_read_is_noticed(folder: Path) -> None:
     """The index is part of the component's identity."""
     source = MmapWeights(folder)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from vflash_adapters.manifest import seal
+from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.sidecar.blocks import MIN_CODED_TENSOR, plan_blocks
 from vflash_adapters.weights.sidecar.codec import BlockDecoder, BlockEncoder, digest
 from vflash_adapters.weights.sidecar.inspect import inspect
@@ -271,6 +273,38 @@ def test_every_flipped_bit_is_an_error(source: Path, tmp_path: Path) -> None:
             assert read_or_error(source, tmp_path / "s") is None, f"{name} bit {bit}"
         path.write_bytes(content)
     assert read_all(source, tmp_path / "s") == good
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_failed_read_releases_everything(source: Path, tmp_path: Path, workers: int) -> None:
+    """A damaged block leaves no descriptor and no thread of the reader behind, and the next file reads as ever."""
+    prepare(source, tmp_path / "s", merge=NUMPY, block_bytes=65_536)
+    path = tmp_path / "s" / "shard-00000.bin"
+    content = path.read_bytes()
+    good = read_all(source, tmp_path / "s", workers)
+    path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        with pytest.raises(CheckpointError):
+            read_all(source, tmp_path / "s", workers)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (descriptors, threads)
+    path.write_bytes(content)
+    assert read_all(source, tmp_path / "s", workers) == good
+
+
+def test_a_changed_index_of_the_original_is_an_error(source: Path, tmp_path: Path) -> None:
+    """The index is bound like the shards: whatever changes in it, the sidecar is refused."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    source.rename(folder / "w.safetensors")
+    index = folder / "w.safetensors.index.json"
+    names = MmapWeights(folder / "w.safetensors").specs()
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "w.safetensors")}))
+    prepare(folder, tmp_path / "s", merge=NUMPY)
+    assert read_all(folder, tmp_path / "s")
+    index.write_text(index.read_text() + " ")
+    with pytest.raises(CheckpointError, match="prepare"):
+        read_all(folder, tmp_path / "s")
 
 
 def test_the_frame_checksum_alone_catches_flipped_bits() -> None:
