@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
 from dependency_injector import containers, providers
 from dependency_injector.providers import Provider
 
+from vflash.composition import (
+    checkpoint_opener,
+    chosen_adapter,
+    chosen_assets,
+    compile_assets,
+    facts_reader,
+    memory_options,
+    models_of,
+    running_profile,
+    torch_dtype,
+)
 from vflash.denoise_session import DenoiseSession
-from vflash.domain.footprint import LinearStorage
-from vflash.domain.memory import MemoryOptions, Placement, Residence
-from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts, read_model_facts
-from vflash.domain.profiles import KEYFRAMES, Profile
+from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts
 from vflash.engine import Engine
 from vflash.model.load import LINEARS
-from vflash.model.transformer import Denoiser
 from vflash.settings import Settings
 from vflash.stages.adapter import ChosenAdapter
 from vflash.stages.backends import Backends
@@ -26,7 +31,6 @@ from vflash.stages.chosen_assets import ChosenAssets
 from vflash.stages.compile import Compiler
 from vflash.stages.foresee import Foresight
 from vflash.stages.inspect_checkpoint import report_checkpoint
-from vflash.stages.kept import Kept
 from vflash.stages.loudness import levels
 from vflash.stages.models import Models
 from vflash_adapters.assets.safetensors_store import SafetensorsAssets, verify_assets
@@ -59,14 +63,12 @@ from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights import maintenance
 from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
-from vflash_adapters.weights.lora.loader import LoraLoader
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.assets import AssetStore
 from vflash_ports.attention import Attention
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.conditioning import ConditioningStore
-from vflash_ports.errors import ContractError
 from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.linear import LinearExecution
@@ -75,82 +77,6 @@ from vflash_ports.media import LatentStore, MediaSink, ReferenceReader
 from vflash_ports.residency import Residency
 from vflash_ports.text_encoder import TextEncoderLoader, TextEncoderProvider
 from vflash_ports.weights import WeightOpener
-
-
-def _models(
-    settings: Settings,
-    backends: Backends,
-    facts: Callable[[str], ModelFacts],
-    encoder: TextEncoderProvider,
-    codec: LatentCodecProvider,
-) -> Models:
-    keep, root = settings.keeps, settings.model_dir
-    device, dtype = backends.device, backends.dtype
-
-    def denoiser(folder: str) -> Callable[[], AbstractContextManager[Denoiser]]:
-        return lambda: backends.open_denoiser(root / folder, facts(folder).denoiser)
-
-    return Models(
-        encoder=Kept(lambda: encoder.open(root, device=device, dtype=dtype), keep=keep),
-        codec=Kept(lambda: codec.open(root, device=device, dtype=dtype), keep=keep),
-        denoisers={folder: Kept(denoiser(folder), keep=keep) for folder in ("transformer", "transformer_ref")},
-        first_denoiser="transformer" if backends.profile is None else backends.profile.component,
-    )
-
-
-def _memory_options(settings: Settings) -> MemoryOptions:
-    return MemoryOptions(
-        tiles_at_once=settings.vae_tiles_at_once,
-        weight_residency=Residence(settings.weight_residency),
-        linear=LinearStorage(settings.linear),
-        placement=Placement(settings.model_placement),
-        keep=settings.keeps,
-    )
-
-
-def _chosen_adapter(settings: Settings) -> ChosenAdapter | None:
-    if settings.adapter is None:
-        return None
-    loader = LoraLoader(
-        alpha=settings.adapter_alpha,
-        qkv_order=settings.adapter_qkv_order,
-        strength=1.0 if settings.adapter_strength is None else settings.adapter_strength,
-    )
-    return ChosenAdapter(path=settings.adapter, loader=loader, profile=settings.running_profile)
-
-
-def _chosen_assets(settings: Settings, store: AssetStore) -> ChosenAssets | None:
-    if settings.assets is None:
-        return None
-    chosen = ChosenAssets(assets=store.open(settings.assets))
-    if settings.profile not in (None, chosen.profile.name):
-        raise ContractError(f"assets {settings.assets} are for profile {chosen.profile.name}, not {settings.profile}")
-    return chosen
-
-
-def _checkpoint(settings: Settings, weights: WeightOpener, assets: ChosenAssets | None) -> WeightOpener:
-    """Every component through its canonical names; the one that assets were compiled from, from them."""
-    canonical = CanonicalOpener(weights, qkv_order=settings.qkv_order)
-    if assets is None:
-        return canonical
-    return lambda path: assets.source if path.name == assets.component else canonical(path)
-
-
-def _profile(settings: Settings, assets: ChosenAssets | None) -> Profile | None:
-    return settings.running_profile if assets is None else assets.profile
-
-
-def _compile(compiler: Compiler, facts: Callable[[str], ModelFacts], output: Path, **options: Any) -> dict[str, Any]:
-    profile = compiler.backends.profile
-    return compiler.compile(output, facts(profile.component if profile else KEYFRAMES).denoiser, **options)
-
-
-def _facts_reader(model_dir: Path) -> Callable[[str], ModelFacts]:
-    return lambda folder: read_model_facts(model_dir, denoiser=folder)
-
-
-def torch_dtype(settings: Settings) -> torch.dtype:
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[settings.dtype]
 
 
 def _all_of(selector: Provider[Any]) -> Provider[dict[str, Callable[[], Any]]]:
@@ -198,8 +124,8 @@ class Container(containers.DeclarativeContainer):
         ),
     )
     asset_store: Provider[AssetStore] = providers.Singleton(SafetensorsAssets, opener=weights)
-    assets: Provider[ChosenAssets | None] = providers.Singleton(_chosen_assets, settings, asset_store)
-    checkpoint: Provider[WeightOpener] = providers.Singleton(_checkpoint, settings, weights, assets)
+    assets: Provider[ChosenAssets | None] = providers.Singleton(chosen_assets, settings, asset_store)
+    checkpoint: Provider[WeightOpener] = providers.Singleton(checkpoint_opener, settings, weights, assets)
     fp8_kernels: Provider[str] = providers.Callable(default_row_kernels, settings.provided.fp8_kernels, device)
     linear: Provider[LinearExecution] = providers.Selector(
         settings.provided.linear,
@@ -264,7 +190,7 @@ class Container(containers.DeclarativeContainer):
         **FRAMES_DIR,
     )
 
-    adapter: Provider[ChosenAdapter | None] = providers.Singleton(_chosen_adapter, settings)
+    adapter: Provider[ChosenAdapter | None] = providers.Singleton(chosen_adapter, settings)
     backends: Provider[Backends] = providers.Singleton(
         Backends,
         device=device,
@@ -279,7 +205,7 @@ class Container(containers.DeclarativeContainer):
         video_decoder=video_decoder,
         vae_tiles_at_once=settings.provided.vae_tiles_at_once,
         model_placement=settings.provided.model_placement,
-        profile=providers.Callable(_profile, settings, assets),
+        profile=providers.Callable(running_profile, settings, assets),
         adapter=adapter,
         assets=assets,
     )
@@ -294,12 +220,12 @@ class Container(containers.DeclarativeContainer):
         backends=backends,
         residencies=_all_of(residency),
         linears=_all_of(linear),
-        options=providers.Callable(_memory_options, settings),
+        options=providers.Callable(memory_options, settings),
         limits=machine_memory,
     )
-    model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(_facts_reader, settings.provided.model_dir)
+    model_facts: Provider[Callable[[str], ModelFacts]] = providers.Singleton(facts_reader, settings.provided.model_dir)
     compile: Provider[dict[str, Any]] = providers.Callable(
-        _compile,
+        compile_assets,
         providers.Factory(Compiler, model_dir=settings.provided.model_dir, backends=backends, store=asset_store),
         model_facts,
     )
@@ -316,7 +242,7 @@ class Container(containers.DeclarativeContainer):
     clip_verdict: Provider[dict[str, Any]] = providers.Callable(judge_report)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
     models: Provider[Models] = providers.Factory(
-        _models, settings, backends, model_facts, encoder=text_encoder, codec=latent_codec
+        models_of, settings, backends, model_facts, encoder=text_encoder, codec=latent_codec
     )
     conditioning_store: Provider[ConditioningStore] = providers.Singleton(SealedFolder)
     denoise_session: Provider[DenoiseSession] = providers.Factory(

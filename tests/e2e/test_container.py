@@ -315,3 +315,30 @@ def test_a_device_that_is_not_there_is_refused_with_the_cure(make, ask, tmp_path
         with pytest.raises(ContractError, match="choose device cpu"):
             engine.generate(ask(), tmp_path / "clip.mp4")
     assert engine.initialization_seconds == 0.0
+
+
+class ListLog:
+    """Keeps events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def record(self, event: str, fields: dict[str, Any]) -> None:
+        self.events.append((event, dict(fields)))
+
+
+def test_the_log_follows_a_request_and_keeps_its_prompt_out(checkpoint, ask, tmp_path):
+    """Request and stage events with seconds; neither prompt nor path is among them."""
+    container = Container(settings=Settings(model_dir=checkpoint, device="cpu", dtype="float32"))
+    log = ListLog()
+    container.event_log.override(providers.Object(log))
+    container.sink.override(providers.Object(RecordingSink()))
+    with container.pipeline() as engine:
+        engine.generate(ask("a secret wish"), tmp_path / "clip.mp4")
+    names = [event for event, _ in log.events]
+    assert names[0] == "request started"
+    assert names[-2:] == ["request finished", "pipeline closed"]
+    stages = [fields["stage"] for event, fields in log.events if event == "stage ended"]
+    assert stages == ["input_preparation", "encoding", "denoising", "latent_export", "media"]
+    assert "secret" not in str(log.events)
+    assert str(tmp_path) not in str(log.events)
