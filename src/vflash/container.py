@@ -44,7 +44,7 @@ from vflash_adapters.conditioning.sealed_folder import SealedFolder
 from vflash_adapters.event_log.structured import StructuredLog
 from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
-from vflash_adapters.latent_codec.video_decoders import VideoDecoder, default_video_decoder
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
 from vflash_adapters.machine import describe_machine
@@ -157,9 +157,7 @@ class Container(containers.DeclarativeContainer):
     event_log: Provider[EventLog] = providers.Selector(settings.provided.log, **EVENT_LOG)
     reference_reader: Provider[ReferenceReader] = providers.Singleton(FileReferenceReader)
     latent_store: Provider[LatentStore] = providers.Singleton(SafetensorsLatentStore)
-    video_decoder: Provider[VideoDecoder] = providers.Callable(
-        default_video_decoder, settings.provided.video_decoder, device
-    )
+    video_decoder: Provider[VideoDecoder] = providers.Callable(VideoDecoder, settings.provided.video_decoder)
     latent_codec: Provider[LatentCodecProvider] = providers.Singleton(
         DiffusersVaes,
         weights=weights,

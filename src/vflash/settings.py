@@ -111,9 +111,9 @@ class ModelPlacement(Choice):
 
 
 class VideoDecoderChoice(Choice):
-    """`auto`: `fused` on CUDA, `diffusers` elsewhere. Both run the same layers on the same tiles."""
+    """How the video VAE decodes a tile: `diffusers` gives the released pixels; `fused` is faster on CUDA and rounds
+    differently (docs/benchmarks/2026-11-residency.md)."""
 
-    AUTO = "auto"
     DIFFUSERS = "diffusers"
     FUSED = "fused"
 
@@ -258,7 +258,7 @@ class Settings:
     adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))
     adapter_strength: float | None = field(default=None, converter=optional(_strength))
     adapter_qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
-    video_decoder: VideoDecoderChoice = field(default=VideoDecoderChoice.AUTO, converter=VideoDecoderChoice)
+    video_decoder: VideoDecoderChoice = field(default=VideoDecoderChoice.DIFFUSERS, converter=VideoDecoderChoice)
     model_placement: ModelPlacement = field(default=ModelPlacement.TOGETHER, converter=ModelPlacement)
     model_lifetime: Lifetime = field(default=Lifetime.KEEP, converter=Lifetime)
     device_memory_gib: float | None = field(default=None, converter=optional(_gibibytes))

@@ -22,6 +22,7 @@ def test_defaults_are_the_documented_ones():
     assert settings.model_dir == Path("model")
     assert (settings.device, settings.dtype, settings.attention_backend) == ("cuda", "bfloat16", "auto")
     assert (settings.linear, settings.block_kernels, settings.model_lifetime) == ("bf16", "auto", "keep")
+    assert settings.video_decoder == "diffusers"
     assert settings.media_video_input == "file"
     assert settings.media_video_threads is None
 

@@ -20,13 +20,6 @@ class VideoDecoder(StrEnum):
     FUSED = "fused"
 
 
-def default_video_decoder(named: str, device: torch.device) -> VideoDecoder:
-    """`auto`: `fused` on CUDA, `diffusers` elsewhere; the receipt names the one that ran."""
-    if named == "auto":
-        return VideoDecoder.FUSED if device.type == "cuda" else VideoDecoder.DIFFUSERS
-    return VideoDecoder(named)
-
-
 def tile_decoder(vae: Any, decoder: VideoDecoder, device: torch.device) -> DecodeTiles:
     """Made for one clip."""
     return own_decoder(vae) if decoder is VideoDecoder.DIFFUSERS else VitDecoder(vae, fused_kernels(device))

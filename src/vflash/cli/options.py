@@ -84,7 +84,9 @@ BlockKernels = Annotated[str | None, typer.Option(help="auto, torch or triton", 
 WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)
 ]
-VideoDecoder = Annotated[str | None, typer.Option(help="auto, diffusers or fused", rich_help_panel=BACKENDS)]
+VideoDecoder = Annotated[
+    str | None, typer.Option(help="diffusers, or fused (faster on CUDA)", rich_help_panel=BACKENDS)
+]
 ModelPlacement = Annotated[
     str | None,
     typer.Option(

@@ -12,7 +12,7 @@ import torch
 from vflash_adapters.latent_codec.decode_windows import decode_windows, own_decoder
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.latent_codec.load_vae import VIDEO_VAE, load_vae
-from vflash_adapters.latent_codec.video_decoders import VideoDecoder, default_video_decoder, fused_kernels, tile_decoder
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder, fused_kernels, tile_decoder
 from vflash_adapters.latent_codec.vit_decoder import VitDecoder
 from vflash_adapters.weights.mmap_source import MmapWeights
 
@@ -66,11 +66,3 @@ def test_the_vae_is_left_as_it_was(tiny_checkpoints: Mapping[str, Path]) -> None
     list(decode_windows(vae, latents, tiles_at_once=1, decode=tile_decoder(vae, VideoDecoder.FUSED, CPU)))
     after = decode_windows(vae, latents, tiles_at_once=1)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
-def test_the_default_follows_the_device() -> None:
-    """A CPU runs the VAE's own decoder, a CUDA device the fused one; a name is a name."""
-    cuda = torch.device("cuda:0")
-    assert default_video_decoder("auto", CPU) is VideoDecoder.DIFFUSERS
-    assert default_video_decoder("auto", cuda) is VideoDecoder.FUSED
-    assert default_video_decoder("diffusers", cuda) is VideoDecoder.DIFFUSERS
