@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vflash_ports.errors import BusyError, ContractError
+from safetensors import SafetensorError
+
+from vflash_ports.errors import BusyError, ContractError, ExecutionError
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -23,7 +25,8 @@ def new_directory(final: Path) -> Iterator[Path]:
     """A work directory beside `final` that is renamed to `final` when the block ends well, else removed.
 
     It is locked while in use: a second writer of the same name is refused (`BusyError`), and what a killed writer left
-    behind is removed by the next. `final` must not exist (`ContractError`), now or at the end.
+    behind is removed by the next. `final` must not exist (`ContractError`), now or at the end. What the system refuses
+    in the block, a full disk say, is an `ExecutionError`.
     """
     refuse_existing(final)
     if not final.parent.is_dir():
@@ -31,11 +34,12 @@ def new_directory(final: Path) -> Iterator[Path]:
     work = final.with_name(f".{final.name}.preparing")
     lock = _lock_directory(work)
     try:
-        _empty(work)
-        yield work
-        _sync_tree(work)
-        _rename_without_replacing(work, final)
-        _sync_directory(final.parent)
+        with _refusals_told(final):
+            _empty(work)
+            yield work
+            _sync_tree(work)
+            _rename_without_replacing(work, final)
+            _sync_directory(final.parent)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -44,15 +48,16 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def new_file(final: Path, content: bytes) -> None:
-    """Write `final` as a whole; an existing file is refused (`ContractError`)."""
+    """Write `final` as a whole; an existing file is refused (`ContractError`), a full disk told (`ExecutionError`)."""
     refuse_existing(final)
     work = final.with_name(f".{final.name}.{os.getpid()}.writing")
     try:
-        with work.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        _rename_without_replacing(work, final)
+        with _refusals_told(final):
+            with work.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _rename_without_replacing(work, final)
     except BaseException:
         work.unlink(missing_ok=True)
         raise
@@ -64,10 +69,25 @@ def refuse_existing(final: Path) -> None:
         raise ContractError(f"{final}: exists already; choose another name, or remove it")
 
 
+@contextmanager
+def _refusals_told(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ExecutionError(
+            f"{final}: could not be written ({error}); nothing of it was kept; free space there, then run it again"
+        ) from error
+
+
 def _lock_directory(work: Path) -> int:
     """Create `work` if need be and hold its lock; the kernel lets go of it when this process dies."""
     while True:
-        work.mkdir(exist_ok=True)
+        try:
+            work.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ContractError(
+                f"{work.parent}: cannot be written ({error.strerror}); choose another folder"
+            ) from error
         descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from vflash_adapters import publish
 from vflash_adapters.manifest import ManifestKind, read_sealed, require_fields, seal, write_sealed
 from vflash_adapters.publish import new_directory, new_file
-from vflash_ports.errors import BusyError, CheckpointError, ContractError
+from vflash_ports.errors import BusyError, CheckpointError, ContractError, ExecutionError
 
 KIND = ManifestKind(format="vflash-test", version=2, max_bytes=4096)
 BODY = {"name": "重み", "sizes": [1, 2, 3], "nothing": None}
@@ -100,6 +101,32 @@ def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError):
         fail()
+    assert os.listdir(tmp_path) == []
+
+
+def _full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left")])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, error: Exception) -> None:
+    """What the system or safetensors refuses while a folder is filled names the folder and the cure."""
+
+    def fail() -> None:
+        with new_directory(tmp_path / "d") as work:
+            (work / "half").touch()
+            raise error
+
+    with pytest.raises(ExecutionError, match=r"d: could not be written .*No space left.*free space"):
+        fail()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_on_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a single file."""
+    monkeypatch.setattr(publish.os, "fsync", _full_disk)
+    with pytest.raises(ExecutionError, match=r"f: could not be written .*free space"):
+        new_file(tmp_path / "f", b"x")
     assert os.listdir(tmp_path) == []
 
 

@@ -50,6 +50,13 @@ def test_file_names_are_unambiguous() -> None:
     assert profile_of_adapter("mine.safetensors") is None
 
 
+@pytest.mark.parametrize("name", ["turbo5", 4, ["base16"], {}])
+def test_an_unknown_name_is_told_whatever_its_type(name: object) -> None:
+    """The names there are stand in the message, for a value that cannot be a name as well."""
+    with pytest.raises(ContractError, match=r"is unknown; choose one of base16, "):
+        find_profile(name)  # type: ignore[arg-type]
+
+
 def schedule(profile: Profile | None, **asked: object) -> object:
     values = {"steps": None, "video_shift": None, "audio_shift": None, "component": "transformer"} | asked
     return schedule_of(profile, defaults=(12.0, 3.0), **values)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vflash_adapters.media.scratch import check_target, publish, scratch_beside
+from vflash_ports.errors import DeliveryError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,7 +56,12 @@ def write_contact_sheet(
         sheet.paste(Image.fromarray(thumb), (left, top + LABEL_HEIGHT))
     _draw_wave(sheet, waveform, top=rows * cell_height + GAP)
     with scratch_beside(path) as scratch:
-        sheet.save(scratch / "sheet.png")
+        try:
+            sheet.save(scratch / "sheet.png")
+        except OSError as error:
+            raise DeliveryError(
+                f"{path}: could not be written ({error}); free space there, then run it again"
+            ) from error
         publish(scratch / "sheet.png", path)
 
 

@@ -12,7 +12,7 @@ from threading import Lock
 from attrs import frozen
 
 from vflash_adapters.manifest import ManifestKind, read_sealed, require_fields, seal
-from vflash_adapters.publish import new_file
+from vflash_adapters.publish import new_file, refuse_existing
 from vflash_adapters.weights.file_identity import check_unchanged, identity_of, open_regular
 from vflash_adapters.weights.read_workers import checked_count
 from vflash_ports.errors import CheckpointError
@@ -37,6 +37,7 @@ def write_hashes(folder: Path, manifest: Path, *, workers: int = 2, observer: Ob
 
     Raises `CheckpointError` for an empty or missing folder, `ContractError` if `manifest` exists.
     """
+    refuse_existing(manifest)  # before hashing, which reads everything
     sizes = {name: (folder / name).stat().st_size for name in _file_names(folder, manifest)}
     if not sizes:
         raise CheckpointError(f"{folder}: no such folder, or no file in it")
@@ -51,6 +52,8 @@ def check_hashes(folder: Path, manifest: Path, *, workers: int = 2, observer: Ob
 
     Raises `CheckpointError` naming the files that are missing, of another size or content, or weights never hashed.
     """
+    if not manifest.is_file():
+        raise CheckpointError(f"{manifest}: no such file; take the hashes first, with `vflash verify --record`")
     listed = _read_hashes(manifest)
     present = set(_file_names(folder, manifest))
     faults = [f"{name} is missing" for name in listed if name not in present]

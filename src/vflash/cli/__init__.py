@@ -29,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # "rich" would take [settings] and [default: 5] for styles and drop them
     help="Run MiniMax-H3: a prompt and pictures in, an MP4 with sound out.",
 )
 app.command("generate")(generate.generate)

@@ -74,6 +74,7 @@ def plan(
         device_memory_gib=device_memory_gib,
         host_memory_gib=host_memory_gib,
     )
+    options.require(settings_table, "model_dir", "--model")
     request = from_mapping(VideoRequest, "the request", request_table)
     settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
     check_files(request)

@@ -113,10 +113,10 @@ PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for pr
 
 def find_profile(name: str) -> Profile:
     """Raises `ContractError` listing the names for an unknown one."""
-    try:
-        return PROFILES[name]
-    except KeyError:
-        raise ContractError(f"profile {name!r} is unknown; choose one of {', '.join(PROFILES)}") from None
+    found = PROFILES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ContractError(f"profile {name!r} is unknown; choose one of {', '.join(PROFILES)}")
+    return found
 
 
 def profile_of_adapter(file_name: str) -> Profile | None:

@@ -18,7 +18,7 @@ from vflash.domain.packing import Condition, Keyframe, PackedLayout, PictureBloc
 from vflash.domain.plan import Plan, replan
 from vflash.domain.request import VideoRequest
 from vflash.model.load import stack_bytes
-from vflash.stages.backends import Backends
+from vflash.stages.backends import Backends, check_device
 from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput
 from vflash.stages.inventory import weigh
 from vflash_ports.attention import SegmentKind
@@ -63,6 +63,7 @@ class Foresight:
     def _judged(
         self, plan: Plan, work: Workload, facts: ModelFacts, smaller: Iterator[tuple[str, Workload]], compare: bool
     ) -> MemoryPlan:
+        check_device(self.backends.device)
         limits = self.limits(self.backends.device)
 
         def judged(work: Workload, options: MemoryOptions) -> Need:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image
 from vflash.native.h3_media import encode_mp4
 from vflash.stages.loudness import levels
 from vflash_adapters.media.inspect import inspect_file
-from vflash_ports.errors import MediaError
+from vflash_ports.errors import DeliveryError, MediaError
 
 
 def moving(frames: int) -> torch.Tensor:
@@ -60,6 +61,20 @@ def test_faults_are_found_where_they_are(tmp_path: Path) -> None:
     encode_mp4(moving(24), tone(24), tmp_path / "silent.mp4", audio_delivery_profile="silent-v1")
     sound = inspect_file(tmp_path / "silent.mp4", meter=levels)["sound"]
     assert (sound["silent"], sound["integrated_lufs"], sound["true_peak_dbtp"]) == (True, None, None)
+
+
+def test_a_contact_sheet_on_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the sheet; nothing of it is left."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    encode_mp4(moving(24), tone(24), tmp_path / "out.mp4")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(DeliveryError, match=r"sheet\.png: could not be written .*No space left.*free space"):
+        inspect_file(tmp_path / "out.mp4", meter=levels, contact_sheet=tmp_path / "sheet.png")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_contact_sheet_shows_frames_over_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from vflash_adapters.weights.checkpoint import read_checkpoint
 from vflash_adapters.weights.hash_manifest import check_hashes, write_hashes
 from vflash_ports.errors import CheckpointError, ContractError
+from vflash_ports.observer import SilentObserver
 
 
 @pytest.fixture
@@ -31,6 +32,29 @@ def test_an_untouched_folder_passes(model: Path) -> None:
     assert check_hashes(model, model / "hashes.json", workers=1).byte_count == made.byte_count
     with pytest.raises(ContractError, match="exists already"):
         write_hashes(model, model / "hashes.json")
+
+
+def test_hashes_never_taken_are_told_with_how_to_take_them(model: Path) -> None:
+    """The first `verify` of a folder says what comes before it."""
+    with pytest.raises(CheckpointError, match=r"hashes\.json: no such file; take the hashes first, with .*--record"):
+        check_hashes(model, model / "hashes.json")
+
+
+def test_an_existing_list_is_refused_before_anything_is_hashed(model: Path) -> None:
+    """A folder of many gigabytes is not read for nothing."""
+    (model / "hashes.json").touch()
+    seen = Seen()
+    with pytest.raises(ContractError, match="exists already"):
+        write_hashes(model, model / "hashes.json", observer=seen)
+    assert seen.stages == []
+
+
+class Seen(SilentObserver):
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def progress(self, stage: str, completed: int, total: int) -> None:
+        self.stages.append(stage)
 
 
 def flip(path: Path) -> None:

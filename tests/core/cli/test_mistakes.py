@@ -42,6 +42,7 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["generate", "--prompt", "rain", "--output", "new.mp4"],
         "vflash: give --model, or model_dir in the --config file",
     ),
+    "nothing to plan": (["plan"], "vflash: give --model, or model_dir in the --config file"),
     "blank prompt": ([*ASK, "--prompt", "  "], "prompt: must be a text that is not blank"),
     "steps are no number": ([*RAIN, "--steps", "many"], "Invalid value for '--steps'"),
     "no steps": ([*RAIN, "--steps", "0"], "steps must be between 1 and 1000, got 0"),

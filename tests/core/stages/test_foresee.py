@@ -32,7 +32,7 @@ from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.tiny_checkpoint import SMALL, write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
-from vflash_ports.errors import ContractError
+from vflash_ports.errors import ContractError, UnsupportedError
 from vflash_ports.observer import SilentObserver
 from vflash_ports.text_encoder import TextConditioning
 
@@ -167,6 +167,20 @@ def test_what_cannot_fit_is_refused_before_anything_loads(tiny_checkpoints: Mapp
         assert list(tmp_path.iterdir()) == []
         with pytest.raises(ContractError, match="does not fit"):
             engine.generate(request, tmp_path / "out.mp4")
+
+
+@pytest.mark.parametrize("device_memory_gib", [None, 80])
+def test_a_plan_for_a_device_that_is_not_there_is_refused(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, device_memory_gib: float | None
+) -> None:
+    """What backends a CUDA device admits only the device can say, so its size alone is not enough to plan with."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = Settings(model_dir=tiny_checkpoints["small"], device="cuda", device_memory_gib=device_memory_gib)
+    with (
+        Container(settings=settings).pipeline() as engine,
+        pytest.raises(UnsupportedError, match="torch sees no CUDA device; choose device cpu"),
+    ):
+        engine.plan(VideoRequest(prompt="A ball.", width=128, height=64))
 
 
 def test_a_plan_is_plain_values_and_says_what_was_chosen(tiny_checkpoints: Mapping[str, Path]) -> None:
