@@ -10,6 +10,7 @@ import typer
 
 from vflash.cli import options
 from vflash.cli.generate import run
+from vflash_ports.errors import ContractError
 
 
 def demo(
@@ -31,6 +32,11 @@ def demo_checkpoint() -> Path:
     if not folder.exists():
         from vflash.container import Container
 
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ContractError(
+                f"cache folder {folder.parent} cannot be made ({error.strerror}); name another as XDG_CACHE_HOME"
+            ) from error
         Container.demo_checkpoint(folder)
     return folder
