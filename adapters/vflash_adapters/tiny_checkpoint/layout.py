@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vflash_adapters.publish import new_directory
 from vflash_adapters.tiny_checkpoint.dimensions import Dimensions, Variant, dimensions_of
 from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
 from vflash_adapters.tiny_checkpoint.weights import (
@@ -46,12 +47,20 @@ def write_tiny_checkpoint(
 ) -> None:
     """Write a checkpoint of a few MB that the public pipeline loads offline; the same bytes for the same arguments.
 
-    `output` must not exist or be empty (`ContractError`). `transformer` and `transformer_ref` hold different weights.
+    `output` must not exist or be empty (`ContractError`); it appears whole or not at all.
+    `transformer` and `transformer_ref` hold different weights.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ContractError(f"{output} exists and is not an empty folder; name a new folder for the checkpoint")
     sizes = dimensions if isinstance(dimensions, Dimensions) else dimensions_of(dimensions)
-    output.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.exists():
+        output.rmdir()
+    with new_directory(output) as work:
+        _write_all(work, sizes, dtype, seed)
+
+
+def _write_all(output: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
     ids = write_tokenizer(output / "tokenizer", sizes.corpus, sizes.merges)
     write_tokenizer(output / "processor", sizes.corpus, sizes.merges)
     _write_processors(output / "processor", sizes)

@@ -14,7 +14,7 @@ from attrs.validators import optional as maybe
 
 from vflash.domain.delivery import AudioDelivery, KeyframeDelivery
 from vflash.domain.duration import MAX_DURATION_S, MIN_DURATION_S
-from vflash.domain.fields import errors_name_their_field, to_path, whole_number
+from vflash.domain.fields import Choice, errors_name_their_field, to_path, whole_number
 from vflash.domain.schedule import MAX_EVALUATIONS, flow_shift
 from vflash_ports.errors import ContractError
 
@@ -32,7 +32,7 @@ class Mode(StrEnum):
     REF2VA = "ref2va"
 
 
-class ReferenceKind(StrEnum):
+class ReferenceKind(Choice):
     PICTURE = "picture"
     VIDEO = "video"
     AUDIO = "audio"
@@ -45,12 +45,12 @@ _SUFFIXES = {
 }
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, field_transformer=errors_name_their_field)
 class Reference:
     """One reference file; the order of references is part of the request."""
 
-    kind: ReferenceKind
-    path: Path
+    kind: ReferenceKind = field(converter=ReferenceKind)
+    path: Path = field(converter=to_path)
 
 
 def reference(value: Any) -> Reference:

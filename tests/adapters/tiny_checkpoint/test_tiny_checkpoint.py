@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vflash_adapters.tiny_checkpoint import OTHER, SMALL, StoredDtype, Variant, write_tiny_checkpoint
+from vflash_adapters.tiny_checkpoint import OTHER, SMALL, StoredDtype, Variant, layout, write_tiny_checkpoint
 from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32
 from vflash_ports.errors import ContractError
 
@@ -133,3 +133,15 @@ def test_tokenizer_knows_the_released_special_tokens(checkpoints: dict[Variant, 
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     config = json.loads((root / "text_encoder" / "config.json").read_text())
     assert len(tokenizer) <= config["text_config"]["vocab_size"]
+
+
+def test_an_interrupted_writer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a checkpoint would be taken for a whole one by whoever finds its folder."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layout, "_write_autoencoders", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_tiny_checkpoint(tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []

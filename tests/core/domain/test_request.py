@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -262,3 +263,16 @@ def test_exactly_the_given_labels_are_legal(pictures, videos, audios, number):
         else:
             with pytest.raises(ContractError, match=f"<{name} {number}>"):
                 check_labels(f"as <{name} {number}>", **counts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "told"),
+    [
+        ("vid", "a.mp4", "kind: 'vid' is not a ReferenceKind; choose one of picture"),
+        ("video", 5, "path: expected a path"),
+    ],
+)
+def test_a_reference_made_by_hand_is_checked_like_any_other(kind: Any, path: Any, told: str) -> None:
+    """A misspelt kind or a path of the wrong type is told by its field's name."""
+    with pytest.raises(ContractError, match=told):
+        Reference(kind=kind, path=path)
