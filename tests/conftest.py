@@ -9,9 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 
 from vflash_adapters.tiny_checkpoint import Variant, write_tiny_checkpoint
+
+
+# Ours and the reference's process must sum in one order to be compared bit for bit.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 def _load(name: str, path: Path) -> object:
