@@ -14,7 +14,6 @@ from filelock import FileLock
 
 from vflash_adapters.tiny_checkpoint import Variant, write_tiny_checkpoint
 
-
 # Ours and the reference's process must sum in one order to be compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
