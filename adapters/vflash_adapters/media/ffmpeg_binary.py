@@ -37,6 +37,20 @@ def require_encoders(executable: Path, *names: str) -> None:
         )
 
 
+def require_working(executable: Path, encoder: str) -> None:
+    """`UnsupportedError` unless a few black frames can be encoded: a build may name hardware that is not there."""
+    command = [str(executable), "-hide_banner", "-loglevel", "error", "-nostdin"]
+    command += ["-f", "lavfi", "-i", "color=black:size=256x256:rate=24:duration=0.2"]
+    command += ["-pix_fmt", "yuv420p", "-c:v", encoder, "-f", "null", "-"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedError(f"encoder {encoder} of FFmpeg {executable} does not run ({error})") from error
+    if done.returncode != 0:
+        said = done.stderr.strip()[-500:]
+        raise UnsupportedError(f"encoder {encoder} does not run on this machine ({said}): name the encoder libx264")
+
+
 def _bundled() -> Path:
     try:
         import imageio_ffmpeg

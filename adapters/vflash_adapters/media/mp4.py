@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vflash_adapters.media.encoding import Encoding, mp4_arguments
-from vflash_adapters.media.ffmpeg_binary import find_ffmpeg, require_encoders
+from vflash_adapters.media.encoding import Encoding, VideoEncoder, mp4_arguments
+from vflash_adapters.media.ffmpeg_binary import find_ffmpeg, require_encoders, require_working
 from vflash_adapters.media.ffmpeg_process import FfmpegProcess
 from vflash_adapters.media.probe import Mp4Probe, probe_mp4, require_match
 from vflash_adapters.media.quantise import FrameQuantiser, check_clip, pcm16, waveform_peak
@@ -58,7 +58,10 @@ class EncodedClip:
 def check_mp4(output: Path, encoding: Encoding, ffmpeg: Path | None) -> None:
     """Refuse a target that cannot be published and an FFmpeg that cannot encode it, before any work."""
     check_target(output, ".mp4")
-    require_encoders(find_ffmpeg(ffmpeg), encoding.encoder.value, AUDIO_ENCODER)
+    executable = find_ffmpeg(ffmpeg)
+    require_encoders(executable, encoding.encoder.value, AUDIO_ENCODER)
+    if encoding.encoder is not VideoEncoder.X264:
+        require_working(executable, encoding.encoder.value)
 
 
 def encode_and_publish(

@@ -218,3 +218,14 @@ def test_encoding_options_are_checked(wrong: dict[str, object], message: str) ->
     """Each illegal option is named, before anything runs."""
     with pytest.raises(MediaError, match=message):
         Encoding(**wrong)
+
+
+def test_a_hardware_encoder_without_its_hardware_is_refused_at_once(
+    kind: Mp4Sink, fake_ffmpeg: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The build names NVENC, the machine has none: FFmpeg's words and the encoder that runs everywhere, before work."""
+    listing = 'case "$*" in *-encoders*) echo " V h264_nvenc n"; echo " A aac AAC"; exit 0;; esac\n'
+    without = fake_ffmpeg("exit 0")
+    without.write_text(f"#!/bin/sh\n{listing}echo Cannot load libcuda.so.1 >&2\nexit 187\n")
+    with pytest.raises(UnsupportedError, match=r"h264_nvenc.*Cannot load libcuda.*libx264"):
+        kind(encoding=Encoding(encoder="h264_nvenc"), ffmpeg=without).check(tmp_path / "out.mp4")
