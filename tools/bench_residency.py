@@ -35,8 +35,9 @@ from denoiser_bench.case import Sizes, block_run, random_sequence
 from denoiser_bench.floor import exact_attention
 from denoiser_bench.timing import GIB
 from vflash.domain.canvas import Canvas
+from vflash.domain.choices import Linear
 from vflash.domain.duration import clip_length
-from vflash.domain.footprint import LinearStorage, Rows, denoise_bytes, table_bytes
+from vflash.domain.footprint import Rows, denoise_bytes, table_bytes
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.domain.plan import Plan
 from vflash.domain.request import Mode
@@ -326,7 +327,7 @@ def planned_bytes(denoiser: Denoiser, linear: str, text_rows: int, width: int, h
         target_video=plan.length.latent_frames * (height // 32) * (width // 32),
     )
     kept = denoiser.memory().device_weight_bytes + sum(tensor.nbytes for tensor in denoiser.auxiliary.values())
-    run = denoise_bytes(facts, rows, LinearStorage(linear), dtype_bytes=2, chunk_rows=28_672)
+    run = denoise_bytes(facts, rows, Linear(linear), dtype_bytes=2, chunk_rows=28_672)
     return kept + table_bytes(facts, 4, 2) + run
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from vflash.domain.footprint import LinearStorage
-from vflash.domain.memory import MemoryOptions, Placement, Residence
+from vflash.domain.memory import MemoryOptions
 from vflash.domain.model_facts import ModelFacts, read_model_facts
 from vflash.domain.profiles import KEYFRAMES, Profile
 from vflash.model.transformer import Denoiser
@@ -54,9 +53,9 @@ def models_of(
 def memory_options(settings: Settings) -> MemoryOptions:
     return MemoryOptions(
         tiles_at_once=settings.vae_tiles_at_once,
-        weight_residency=Residence(settings.weight_residency),
-        linear=LinearStorage(settings.linear),
-        placement=Placement(settings.model_placement),
+        weight_residency=settings.weight_residency,
+        linear=settings.linear,
+        placement=settings.model_placement,
         keep=settings.keeps,
     )
 

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from vflash.domain.fields import Choice
+from vflash.domain.choices import Linear
 from vflash.domain.model_facts import CodecFacts, DenoiserFacts
 
 FLOAT32 = 4
 ROLES, TABLE_PARTS = 5, 6
 TILE_PIXELS = 256
 """The VAEs' tiles, width and height."""
-
-
-class LinearStorage(Choice):
-    """How the weights of a block's linears are stored, by the name of the linear execution."""
-
-    BF16 = "bf16"
-    FP8_WEIGHT_ONLY = "fp8-weight-only"
-    W8A8 = "w8a8"
 
 
 @frozen(kw_only=True)
@@ -47,12 +39,12 @@ class Pixels:
     reference_frames: int = 0
 
 
-def block_bytes(facts: DenoiserFacts, storage: LinearStorage, dtype_bytes: int) -> int:
+def block_bytes(facts: DenoiserFacts, storage: Linear, dtype_bytes: int) -> int:
     """One packed block: four norms, four linears."""
     c, inner, ffn = facts.hidden_size, facts.inner_dim, facts.ffn_dim
     shapes = ((3 * inner, c), (c, inner), (2 * ffn, c), (c, ffn))
     norms = 2 * (c + facts.attention_head_dim) * dtype_bytes
-    if storage is LinearStorage.BF16:
+    if storage is Linear.BF16:
         return norms + dtype_bytes * sum(out * width for out, width in shapes)
     return norms + sum(out * width + FLOAT32 * out for out, width in shapes)
 
@@ -63,13 +55,11 @@ def table_bytes(facts: DenoiserFacts, evaluations: int, dtype_bytes: int) -> int
     return rows * (TABLE_PARTS * facts.num_layers + 2)
 
 
-def denoise_bytes(
-    facts: DenoiserFacts, rows: Rows, storage: LinearStorage, *, dtype_bytes: int, chunk_rows: int
-) -> int:
+def denoise_bytes(facts: DenoiserFacts, rows: Rows, storage: Linear, *, dtype_bytes: int, chunk_rows: int) -> int:
     """One evaluation at its widest: the attention, a chunk of the FFN, or the output head."""
     c, inner, ffn = facts.hidden_size, facts.inner_dim, facts.ffn_dim
     attention = rows.total * (4 * inner * dtype_bytes + facts.num_attention_heads * FLOAT32)
-    restored = 2 * ffn * c * dtype_bytes if storage is LinearStorage.FP8_WEIGHT_ONLY else 0
+    restored = 2 * ffn * c * dtype_bytes if storage is Linear.FP8_WEIGHT_ONLY else 0
     chunk = min(rows.total, chunk_rows) * 3 * ffn * dtype_bytes + restored
     head = rows.target_video * c * max(3 * dtype_bytes, 2 * dtype_bytes + FLOAT32)
     return _kept_bytes(facts, rows, dtype_bytes) + max(attention, chunk, head)

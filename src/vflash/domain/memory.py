@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from attrs import evolve, field, frozen
 
-from vflash.domain.fields import Choice
+from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
 from vflash.domain.footprint import (
-    LinearStorage,
     Pixels,
     Rows,
     block_bytes,
@@ -31,27 +30,14 @@ ARENA_SLACK = 1.04
 DELIVERY_COPIES = 3
 
 
-class Residence(Choice):
-    BLOCK_RING = "block-ring"
-    RESIDENT = "resident"
-
-
-class Placement(Choice):
-    """`together`: text encoder and VAEs keep their device memory while they live. `swap`: their weights wait in host
-    memory and are on the device only while they work."""
-
-    TOGETHER = "together"
-    SWAP = "swap"
-
-
 @frozen(kw_only=True)
 class MemoryOptions:
     """What a user can choose that moves bytes. `keep`: models stay loaded for the next request; `tiles_at_once` of the
     video decoder."""
 
-    weight_residency: Residence
-    linear: LinearStorage
-    placement: Placement
+    weight_residency: WeightResidency
+    linear: Linear
+    placement: ModelPlacement
     keep: bool
     tiles_at_once: int = 1
 
@@ -125,7 +111,7 @@ class Need:
 def need(work: Workload, options: MemoryOptions) -> Need:
     """The peaks of a first request and of any later one: with `keep`, of a pipeline that has everything loaded."""
     stack = work.facts.denoiser.num_layers * _block(work, options)
-    resident = options.weight_residency is Residence.RESIDENT
+    resident = options.weight_residency is WeightResidency.RESIDENT
     on_device = stack if resident else min(2, work.facts.denoiser.num_layers) * _block(work, options)
     pinned = 0 if resident else int(stack * ARENA_SLACK)
     stages = _stages(work, options, on_device)
@@ -165,7 +151,7 @@ def _block(work: Workload, options: MemoryOptions) -> int:
 def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int]:
     """Device bytes at the widest moment of each stage."""
     model, facts = work.model, work.facts
-    swap = options.placement is Placement.SWAP
+    swap = options.placement is ModelPlacement.SWAP
     denoiser = stack + model.auxiliary.loaded + table_bytes(facts.denoiser, work.evaluations, work.dtype_bytes)
     encoder = model.encoder.largest if swap else model.encoder.loaded
     text = encoder + text_bytes(
@@ -202,6 +188,6 @@ def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> in
     if work.on_cpu:
         return PROCESS_BYTES + device + arena + frames
     # Weights on their way to the device pass straight from the mapped files; only what waits is held.
-    waiting = options.keep and options.placement is Placement.SWAP
+    waiting = options.keep and options.placement is ModelPlacement.SWAP
     masters = model.encoder.loaded + model.codec.loaded if waiting else 0
     return PROCESS_BYTES + masters + arena + frames

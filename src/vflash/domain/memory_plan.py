@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from vflash.domain.footprint import LinearStorage
-from vflash.domain.memory import MemoryOptions, Need, Placement, Residence, Workload, gib
+from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
+from vflash.domain.memory import MemoryOptions, Need, Workload, gib
 from vflash.domain.plan import Plan
 from vflash_ports.errors import ContractError
 from vflash_ports.machine import MachineLimits
@@ -19,11 +19,11 @@ Judge = Callable[[Workload, MemoryOptions], Need]
 FEW_TILES = 4
 CHANGES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("vae_tiles_at_once", str(FEW_TILES), {"tiles_at_once": FEW_TILES}),
-    ("weight_residency", "block-ring", {"weight_residency": Residence.BLOCK_RING}),
-    ("model_placement", "swap", {"placement": Placement.SWAP}),
+    ("weight_residency", "block-ring", {"weight_residency": WeightResidency.BLOCK_RING}),
+    ("model_placement", "swap", {"placement": ModelPlacement.SWAP}),
     ("model_lifetime", "per-request", {"keep": False}),
-    ("linear", "fp8-weight-only (approximate)", {"linear": LinearStorage.FP8_WEIGHT_ONLY}),
-    ("linear", "w8a8 (approximate)", {"linear": LinearStorage.W8A8}),
+    ("linear", "fp8-weight-only (approximate)", {"linear": Linear.FP8_WEIGHT_ONLY}),
+    ("linear", "w8a8 (approximate)", {"linear": Linear.W8A8}),
 )
 """In the order they are advised: what costs time before what costs precision."""
 
@@ -96,7 +96,7 @@ def describe_need(found: Need) -> dict[str, Any]:
 def every_choice(chosen: MemoryOptions) -> tuple[MemoryOptions, ...]:
     """Each weight residency with each linear, the rest as chosen."""
     return tuple(
-        evolve(chosen, weight_residency=residence, linear=linear) for residence in Residence for linear in LinearStorage
+        evolve(chosen, weight_residency=residence, linear=linear) for residence in WeightResidency for linear in Linear
     )
 
 

@@ -10,15 +10,14 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflash.domain.footprint import LinearStorage, Pixels, Rows, block_bytes, denoise_bytes, table_bytes
+from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
+from vflash.domain.footprint import Pixels, Rows, block_bytes, denoise_bytes, table_bytes
 from vflash.domain.memory import (
     GIB,
     MemoryOptions,
     ModelBytes,
     Need,
     PartBytes,
-    Placement,
-    Residence,
     Workload,
     judge,
     need,
@@ -40,9 +39,9 @@ RELEASED = ModelBytes(
     encoder_ffn=25600,
 )
 CHOSEN = MemoryOptions(
-    weight_residency=Residence.RESIDENT,
-    linear=LinearStorage.BF16,
-    placement=Placement.TOGETHER,
+    weight_residency=WeightResidency.RESIDENT,
+    linear=Linear.BF16,
+    placement=ModelPlacement.TOGETHER,
     keep=True,
     tiles_at_once=28,
 )
@@ -70,10 +69,10 @@ def card(device_gib: float, host_gib: float = 128) -> MachineLimits:
 @pytest.mark.parametrize(
     ("storage", "execution", "dtype"),
     [
-        (LinearStorage.BF16, Bf16Linear(), torch.bfloat16),
-        (LinearStorage.BF16, Bf16Linear(), torch.float32),
-        (LinearStorage.FP8_WEIGHT_ONLY, Fp8WeightOnlyLinear(row_kernels="torch"), torch.bfloat16),
-        (LinearStorage.W8A8, W8A8Linear(row_kernels="torch"), torch.bfloat16),
+        (Linear.BF16, Bf16Linear(), torch.bfloat16),
+        (Linear.BF16, Bf16Linear(), torch.float32),
+        (Linear.FP8_WEIGHT_ONLY, Fp8WeightOnlyLinear(row_kernels="torch"), torch.bfloat16),
+        (Linear.W8A8, W8A8Linear(row_kernels="torch"), torch.bfloat16),
     ],
 )
 def test_a_block_weighs_what_it_is_packed_to(storage, execution, dtype) -> None:
@@ -84,7 +83,7 @@ def test_a_block_weighs_what_it_is_packed_to(storage, execution, dtype) -> None:
 
 def test_the_released_stack_in_the_usual_numbers() -> None:
     """A BF16 block without AdaLN is 735 MiB, fifty of them 35.9 GiB; the tables of four evaluations are 62 MiB."""
-    block = block_bytes(DenoiserFacts(), LinearStorage.BF16, 2)
+    block = block_bytes(DenoiserFacts(), Linear.BF16, 2)
     assert round(block / 2**20) == 735
     assert round(50 * block / GIB, 1) == 35.9
     assert round(table_bytes(DenoiserFacts(), 4, 2) / 2**20) == 62
@@ -94,18 +93,18 @@ def test_choices_move_bytes_where_they_say(facts: ModelFacts) -> None:
     """A ring holds two blocks; swapping and releasing free the encoder's device memory; FP8 halves a block."""
     work = workload(facts)
     resident = need(work, CHOSEN)
-    ring = need(work, evolve(CHOSEN, weight_residency=Residence.BLOCK_RING))
-    block = block_bytes(facts.denoiser, LinearStorage.BF16, 2)
+    ring = need(work, evolve(CHOSEN, weight_residency=WeightResidency.BLOCK_RING))
+    block = block_bytes(facts.denoiser, Linear.BF16, 2)
     assert resident.weights_on_device - ring.weights_on_device == 48 * block
     assert resident.device - ring.device == 48 * block
     assert resident.pinned == 0
     assert 50 * block <= ring.pinned <= 1.05 * 50 * block
-    swapped = need(work, evolve(CHOSEN, placement=Placement.SWAP))
+    swapped = need(work, evolve(CHOSEN, placement=ModelPlacement.SWAP))
     assert swapped.device < resident.device - 45 * GIB
     assert swapped.host > resident.host
     released = need(work, evolve(CHOSEN, keep=False))
     assert released.stages["denoise"] == swapped.stages["denoise"]
-    halved = need(work, evolve(CHOSEN, linear=LinearStorage.W8A8))
+    halved = need(work, evolve(CHOSEN, linear=Linear.W8A8))
     assert 0.5 <= halved.weights_on_device / resident.weights_on_device < 0.502
     assert {found.read for found in (resident, ring, swapped)} == {(36 + 49 + 10 + 24) * GIB + 8 * GIB // 5}
 
@@ -122,7 +121,7 @@ def test_more_rows_never_need_less(text: int, condition: int, audio: int, video:
     model = DenoiserFacts()
 
     def needed(rows: Rows, chunk: int = 16_384) -> int:
-        return denoise_bytes(model, rows, LinearStorage.BF16, dtype_bytes=2, chunk_rows=chunk)
+        return denoise_bytes(model, rows, Linear.BF16, dtype_bytes=2, chunk_rows=chunk)
 
     rows = Rows(text=text, condition=condition, target_audio=audio, target_video=video)
     for name in ("text", "condition", "target_audio", "target_video"):
@@ -172,7 +171,7 @@ def test_a_smaller_request_is_named_but_never_taken(facts: ModelFacts) -> None:
         yield "a duration of 14 s", large
         yield "a duration of 5 s", workload(facts)
 
-    ring = evolve(CHOSEN, weight_residency=Residence.BLOCK_RING, placement=Placement.SWAP, keep=False)
+    ring = evolve(CHOSEN, weight_residency=WeightResidency.BLOCK_RING, placement=ModelPlacement.SWAP, keep=False)
     advice = first_change(large, ring, lambda work, options: judge(need(work, options), limits), smaller())
     assert advice == "No change of settings makes it fit; a duration of 5 s would."
 
@@ -187,7 +186,7 @@ def test_obstacles_name_the_place_and_both_numbers(facts: ModelFacts) -> None:
 
 def test_on_a_cpu_everything_is_host_memory(facts: ModelFacts) -> None:
     """No pinned bytes and no device limit: weights and activations count against the host."""
-    found = need(workload(facts, on_cpu=True), evolve(CHOSEN, weight_residency=Residence.BLOCK_RING))
+    found = need(workload(facts, on_cpu=True), evolve(CHOSEN, weight_residency=WeightResidency.BLOCK_RING))
     assert found.pinned == 0
     assert found.host > found.device + 35 * GIB
     assert judge(found, MachineLimits(device="cpu", device_bytes=None, host_bytes=1 << 50)).fits
@@ -196,5 +195,5 @@ def test_on_a_cpu_everything_is_host_memory(facts: ModelFacts) -> None:
 def test_every_choice_is_every_residency_with_every_linear() -> None:
     """Six choices, each once, all else as chosen."""
     choices = every_choice(CHOSEN)
-    assert len(set(choices)) == len(choices) == len(Residence) * len(LinearStorage)
+    assert len(set(choices)) == len(choices) == len(WeightResidency) * len(Linear)
     assert all(choice.placement is CHOSEN.placement and choice.keep for choice in choices)

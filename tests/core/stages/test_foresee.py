@@ -13,8 +13,8 @@ from attrs import evolve
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vflash.container import Container
-from vflash.domain.footprint import LinearStorage, Rows, block_bytes, denoise_bytes, table_bytes
-from vflash.domain.memory import Placement
+from vflash.domain.choices import Linear, ModelPlacement
+from vflash.domain.footprint import Rows, block_bytes, denoise_bytes, table_bytes
 from vflash.domain.model_facts import read_model_facts
 from vflash.domain.plan import Plan, plan_request
 from vflash.domain.request import VideoRequest
@@ -113,10 +113,10 @@ def test_denoising_allocates_what_is_planned(
     ):
         held = measured.live
         denoise(plan, conditioning, denoiser, sdpa_attention("sdpa"), SilentObserver())
-    block = block_bytes(facts.denoiser, LinearStorage.BF16, 4)
+    block = block_bytes(facts.denoiser, Linear.BF16, 4)
     assert held > 2 * block
     planned = table_bytes(facts.denoiser, 2, 4) + denoise_bytes(
-        facts.denoiser, rows, LinearStorage.BF16, dtype_bytes=4, chunk_rows=chunk_rows
+        facts.denoiser, rows, Linear.BF16, dtype_bytes=4, chunk_rows=chunk_rows
     )
     assert (measured.peak - held) == pytest.approx(planned, rel=0.1)
 
@@ -194,4 +194,4 @@ def test_a_plan_is_plain_values_and_says_what_was_chosen(tiny_checkpoints: Mappi
     assert described["machine"] == {"device": "cpu", "device_bytes": None, "host_bytes": 512 << 30}
     assert described["chosen"] in described["choices"]
     assert described["chosen"]["fits"]
-    assert described["chosen"]["model_placement"] == Placement.TOGETHER
+    assert described["chosen"]["model_placement"] == ModelPlacement.TOGETHER
