@@ -17,7 +17,7 @@ _PHASE = _TAPS // 2
 
 def fuse_activations(vae: Any, *, compiled: bool) -> None:
     """Give every alias-free activation of an audio VAE the fused forward, in place."""
-    run = torch.compile(alias_free_snake, dynamic=False) if compiled else alias_free_snake
+    run = torch.compile(alias_free_snake, dynamic=True) if compiled else alias_free_snake
     for module in vae.modules():
         if hasattr(module, "upsample") and hasattr(module, "act"):
             assert module.upsample.ratio == 2
@@ -28,9 +28,13 @@ def fuse_activations(vae: Any, *, compiled: bool) -> None:
 def alias_free_snake(
     x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """x [n, channels, T]; alpha, beta [channels]; filters [12] -> [n, channels, T]."""
+    """x [n, channels, T]; alpha, beta [n * channels], before exp; filters [12] -> [n * channels, T].
+
+    One alpha for each channel of each sample: a parameter's size would be a constant to the compiler, and every number
+    of channels a compilation of its own.
+    """
     length = x.shape[-1]
-    padded = _replicate(x, _PHASE - 1, _PHASE - 1)
+    padded = _replicate(x.flatten(0, 1), _PHASE - 1, _PHASE - 1)
     even = sum(padded[..., 2 + m : 2 + m + length] * (2.0 * up[11 - 2 * m]) for m in range(_PHASE))
     odd = sum(padded[..., 3 + m : 3 + m + length] * (2.0 * up[10 - 2 * m]) for m in range(_PHASE))
     assert isinstance(even, torch.Tensor)
@@ -44,13 +48,15 @@ def alias_free_snake(
 
 
 def _forward(module: Any, run: Any, x: torch.Tensor) -> torch.Tensor:
-    return run(
+    rows = run(
         x,
-        module.act.alpha,
-        module.act.beta,
+        module.act.alpha.repeat(len(x)),
+        module.act.beta.repeat(len(x)),
         module.upsample.filter.flatten(),
         module.downsample.lowpass.filter.flatten(),
     )
+    shaped: torch.Tensor = rows.view_as(x)
+    return shaped
 
 
 def _replicate(x: torch.Tensor, left: int, right: int) -> torch.Tensor:

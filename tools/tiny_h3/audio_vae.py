@@ -6,6 +6,7 @@ window lengths keep quiet channels and silence right.
 
 from __future__ import annotations
 
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ WINDOWS = (128, 512, 2048)
 KL_WEIGHT = 1e-3
 PEAK_RATE = 2e-3
 SAVE_EVERY_S = 30.0
+FIRST_LOGGED = (1, 10, 40)
 
 
 @frozen(kw_only=True)
@@ -66,7 +68,7 @@ def train_audio_vae(job: AudioVaeJob) -> None:
         rate.fill_(learning_rate(PEAK_RATE, progress.share, progress.step))
         parts = step(stretches(next(stream), job.latents))
         progress.step += 1
-        if progress.step % 200 == 0:
+        if progress.step % 200 == 0 or progress.step in FIRST_LOGGED:
             log.write(
                 step=done + progress.step, share=progress.share, graph=step.failure or step.graphed, **_named(parts)
             )
@@ -129,11 +131,13 @@ def _fuse(vae: Any, device: torch.device, log: Log) -> None:
     fuse_activations(vae, compiled=device.type == "cuda")
     if device.type != "cuda":
         return
+    begin = time.perf_counter()
     try:
-        audio_loss(vae, torch.zeros(1, 8 * HOP, device=device))[0].backward()
+        audio_loss(vae, torch.zeros(2, 10 * HOP, device=device))[0].backward()  # no two sizes equal: they would be tied
     except Exception as error:
         log.write(compiled=False, error=str(error)[:300])
         fuse_activations(vae, compiled=False)
+    log.write(fused_in_seconds=time.perf_counter() - begin)
     vae.zero_grad(set_to_none=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -119,11 +120,17 @@ def _train_vaes(plan: RunPlan, clock: _Clock, log: Log) -> None:
         return
     command = [sys.executable, "-m", "tiny_h3", "audio-vae", "--folder", str(plan.folder)]
     command += ["--seconds", str((budget.seconds or 60.0) - 8.0)]  # its own start-up takes about this long
-    beside = subprocess.Popen(command)
+    beside = subprocess.Popen(command, env=_second_device())
     train_video_vae(video)
     if beside.wait(timeout=120) != 0:
         raise RuntimeError("the audio VAE's process failed; its traceback is above")
     log.write(done="vaes")
+
+
+def _second_device() -> dict[str, str]:
+    """The environment of a process that has the second GPU to itself, where there is one."""
+    two = torch.cuda.device_count() > 1
+    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": "1"} if two else {})}
 
 
 def _small_video(plan: RunPlan) -> dict[str, Any]:

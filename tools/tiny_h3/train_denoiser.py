@@ -22,6 +22,7 @@ from vflash_adapters.tiny_checkpoint import Dimensions
 MATRIX_RATE, OTHER_RATE = 0.02, 2e-3
 AVERAGE = 0.998
 SAVE_EVERY_S = 30.0
+FIRST_LOGGED = (1, 10)
 TEXT = "text_encoder."
 JOINT = {Task.T2VA: 0.36, Task.I2VA: 0.16, Task.L2VA: 0.10, Task.FL2VA: 0.12, Task.REF2VA: 0.26}
 KEYFRAMES_ONLY = {Task.T2VA: 0.45, Task.I2VA: 0.22, Task.L2VA: 0.15, Task.FL2VA: 0.18}
@@ -109,7 +110,7 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
         optimiser.step(job.rate * learning_rate(1.0, progress.share, progress.step))
         _follow(average, trained, min(AVERAGE, progress.step / (progress.step + 20)))
         progress.step += 1
-        if progress.step % 50 == 0:
+        if progress.step % 50 == 0 or progress.step in FIRST_LOGGED:
             log.write(step=done + progress.step, share=progress.share, task=task, **_floats(parts))
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share

@@ -32,6 +32,7 @@ KL_WEIGHT = 2e-3
 OBJECT_WEIGHT = 6.0
 PEAK_RATE, MATRIX_RATE = 1.5e-3, 0.02
 SAVE_EVERY_S = 30.0
+FIRST_LOGGED = (1, 10, 40)
 
 
 @frozen(kw_only=True)
@@ -67,7 +68,7 @@ def train_video_vae(job: VideoVaeJob) -> None:
         loss.backward()
         optimiser.step(learning_rate(1.0, progress.share, progress.step))
         progress.step += 1
-        if progress.step % 100 == 0:
+        if progress.step % 100 == 0 or progress.step in FIRST_LOGGED:
             log.write(step=done + progress.step, share=progress.share, **{k: float(v) for k, v in parts.items()})
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share
