@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field
 
 from vflash import __version__
 from vflash.domain.delivery import AudioDelivery
@@ -26,10 +25,12 @@ from vflash.domain.receipts import (
     request_receipt,
 )
 from vflash.domain.request import VideoRequest
+from vflash.domain.results import EncodeResult, VideoResult
 from vflash.stages.backends import Backends, check_device
 from vflash.stages.bundle import to_bundle
 from vflash.stages.clock import RequestClock
-from vflash.stages.decode import decode, saved_length
+from vflash.stages.decode import saved_length
+from vflash.stages.deliver import decode_command, deliver
 from vflash.stages.delivery_profiles import DeliveryProfiles, delivery_profiles
 from vflash.stages.encode import Conditioning
 from vflash.stages.foresee import Foresight
@@ -42,29 +43,9 @@ from vflash.stages.reuse import ConditioningReuseScope, ReuseCache, content_dige
 from vflash.stages.steps import denoise_request, encode_request
 from vflash.stages.watch import RequestWatch
 from vflash_ports.conditioning import ConditioningStore
-from vflash_ports.errors import ContractError, DeliveryError, VflashError
+from vflash_ports.errors import ContractError
 from vflash_ports.event_log import EventLog, SilentLog
 from vflash_ports.media import Delivery, Latents, LatentStore, MediaSink, ReferenceReader
-
-
-@frozen(kw_only=True, eq=False)
-class VideoResult:
-    """One delivered clip. `stages` nests outer and inner seconds: never add both. `receipt` is what was written."""
-
-    path: Path
-    elapsed_seconds: float
-    stages: dict[str, Any]
-    receipt: dict[str, Any]
-
-
-@frozen(kw_only=True, eq=False)
-class EncodeResult:
-    """One sealed conditioning bundle."""
-
-    path: Path
-    bundle_id: str
-    elapsed_seconds: float
-    stages: dict[str, Any]
 
 
 @define(kw_only=True, eq=False)
@@ -100,9 +81,7 @@ class Engine:
         """Check every backend, then load what is kept between requests (of the denoisers the profile's, else that of
         text and keyframe modes)."""
         with self._gate.maintain():
-            facts = self.model_facts(self.models.first_denoiser)
-            self.backends.check(facts)
-            self.backends.check_component(self.model_dir / self.models.first_denoiser, facts.denoiser)
+            self._checked_facts(self.models.first_denoiser)
             self.models.open_kept()
 
     def plan(self, request: VideoRequest) -> MemoryPlan:
@@ -130,10 +109,7 @@ class Engine:
             watch = RequestWatch(progress, device=self.backends.device, phases=recorder, log=self.log)
             outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
             outputs.check(self.sink, self.latent_store)
-            folder = denoiser_folder(request.mode)
-            facts = self.model_facts(folder)
-            self.backends.check(facts)
-            self.backends.check_component(self.model_dir / folder, facts.denoiser)
+            facts = self._checked_facts(denoiser_folder(request.mode))
             gathered, foreseen = self._gather(request, facts, watch)
             with self._gate.executing(watch, self._release):
                 conditioning = self._conditioning(request, gathered, facts, watch, conditioning_reuse_scope)
@@ -210,6 +186,13 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _checked_facts(self, folder: str) -> ModelFacts:
+        """Of a checkpoint whose denoiser every chosen backend can run, by what is stored."""
+        facts = self.model_facts(folder)
+        self.backends.check(facts)
+        self.backends.check_component(self.model_dir / folder, facts.denoiser)
+        return facts
+
     def _deliver(
         self,
         latents: Latents,
@@ -219,29 +202,18 @@ class Engine:
         watch: RequestWatch,
         profiles: DeliveryProfiles,
     ) -> Delivery:
-        try:
-            with watch.stage("media"), self.models.codec.use() as codec:
-                decoded = decode(latents, length, facts.codec, codec, watch, profiles)
-                with watch.stage("video_decode_and_encode"):
-                    delivery = self.sink.write(decoded.clip, outputs.video)
-                return evolve(delivery, details={**delivery.details, **decoded.changed})
-        except (VflashError, RuntimeError, OSError) as error:
-            if watch.cancellation is not None:
-                raise watch.cancellation  # noqa: B904 - a sink may have wrapped it
-            kind = type(error) if isinstance(error, VflashError) else DeliveryError
-            raise kind(f"{error}\n{self._decode_hint(outputs, profiles)}") from error
-
-    def _decode_hint(self, outputs: Outputs, profiles: DeliveryProfiles) -> str:
-        options = {
-            "model": self.model_dir,
-            "device": self.backends.device,
-            "dtype": str(self.backends.dtype).removeprefix("torch."),
-            "latents": outputs.latents,
-            "output": outputs.video,
-            "audio-delivery-profile": profiles.audio,
-        }
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return f"the latents are kept; decode them again with: {shlex.join(['vflash', 'decode', *words])}"
+        command = decode_command(self.model_dir, self.backends, outputs, profiles)
+        return deliver(
+            latents,
+            length,
+            facts.codec,
+            outputs.video,
+            profiles,
+            watch,
+            codec=self.models.codec,
+            sink=self.sink,
+            way_back=f"the latents are kept; decode them again with: {command}",
+        )
 
     def _finish(
         self,

@@ -13,7 +13,7 @@ from vflash.domain.fields import from_mapping
 from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.domain.request import Reference, VideoRequest
-from vflash.engine import EncodeResult, VideoResult
+from vflash.domain.results import EncodeResult, VideoResult
 from vflash.settings import Settings
 from vflash.stages.reuse import ConditioningReuseScope
 from vflash_ports.errors import ContractError
