@@ -23,17 +23,14 @@ from vflash.composition import (
 from vflash.denoise_session import DenoiseSession
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, ModelFacts
 from vflash.engine import Engine
-from vflash.model.load import LINEARS
 from vflash.settings import Settings
 from vflash.stages.adapter import ChosenAdapter
 from vflash.stages.backends import Backends
 from vflash.stages.chosen_assets import ChosenAssets
 from vflash.stages.compile import Compiler
 from vflash.stages.foresee import Foresight
-from vflash.stages.inspect_checkpoint import report_checkpoint
-from vflash.stages.loudness import levels
 from vflash.stages.models import Models
-from vflash_adapters.assets.safetensors_store import SafetensorsAssets, verify_assets
+from vflash_adapters.assets.safetensors_store import SafetensorsAssets
 from vflash_adapters.attention.device_default import DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS
@@ -42,27 +39,21 @@ from vflash_adapters.block_kernels.device_default import default_block_kernels, 
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.conditioning.sealed_folder import SealedFolder
 from vflash_adapters.event_log.structured import StructuredLog
-from vflash_adapters.judge.file import judge_report
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.linear.fp8 import Fp8WeightOnlyLinear, W8A8Linear, default_row_kernels
-from vflash_adapters.machine import describe_machine
 from vflash_adapters.machine_limits import MachineMemory
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
 from vflash_adapters.media.frames_dir import FramesDirSink
-from vflash_adapters.media.inspect import inspect_file
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.media.reference_reader import FileReferenceReader
-from vflash_adapters.quantised.model_folder import quantise_model
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
 from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
-from vflash_adapters.weights import maintenance
-from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.assets import AssetStore
@@ -227,17 +218,6 @@ class Container(containers.DeclarativeContainer):
         providers.Factory(Compiler, model_dir=settings.provided.model_dir, backends=backends, store=asset_store),
         model_facts,
     )
-    assets_verify: Provider[dict[str, Any]] = providers.Callable(verify_assets)
-    machine: Provider[dict[str, Any]] = providers.Callable(describe_machine)
-    sidecar_prepare: Provider[dict[str, Any]] = providers.Callable(maintenance.prepare_sidecar)
-    sidecar_verify: Provider[dict[str, Any]] = providers.Callable(maintenance.verify_sidecar)
-    sidecar_report: Provider[dict[str, Any]] = providers.Callable(maintenance.report_sidecar)
-    record_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.record_hashes)
-    check_hashes: Provider[dict[str, Any]] = providers.Callable(maintenance.compare_hashes)
-    quantise: Provider[dict[str, Any]] = providers.Callable(quantise_model, CanonicalOpener(MmapWeights), LINEARS)
-    checkpoint_report: Provider[dict[str, Any]] = providers.Callable(report_checkpoint, MmapWeights)
-    clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
-    clip_verdict: Provider[dict[str, Any]] = providers.Callable(judge_report)
     demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
     models: Provider[Models] = providers.Factory(
         models_of, settings, backends, model_facts, encoder=text_encoder, codec=latent_codec

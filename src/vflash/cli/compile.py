@@ -73,8 +73,8 @@ def assets(
     as_json: options.Json = False,
 ) -> None:
     """Hash every file of compiled assets and compare with their manifest."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
     with byte_progress_observer(as_json=as_json) as observer:
-        done = Container.assets_verify(folder, renew=renew, observer=observer)
+        done = Commands.assets_verify(folder, renew=renew, observer=observer)
     print(json.dumps(done) if as_json else f"{folder}: {done['files']} files as compiled, receipt {done['receipt']}")

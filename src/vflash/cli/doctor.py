@@ -13,11 +13,11 @@ from vflash.cli import options
 
 def doctor(model: options.Model = None, as_json: options.Json = False) -> None:
     """Look at packages, devices and FFmpeg; with --model also at every config and weight header of a checkpoint."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
-    findings = Container.machine()
+    findings = Commands.machine()
     if model is not None:
-        findings["checkpoint"] = Container.checkpoint_report(model, findings["problems"])
+        findings["checkpoint"] = Commands.checkpoint_report(model, findings["problems"])
     if as_json:
         print(json.dumps(findings, indent=2))
     else:

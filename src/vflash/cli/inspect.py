@@ -22,9 +22,9 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Count, time and listen: streams, loudness, clipping, black and frozen frames, jumps at clip boundaries."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
-    found = Container.clip_report(clip, contact_sheet=contact_sheet, clip_frames=clip_frames)
+    found = Commands.clip_report(clip, contact_sheet=contact_sheet, clip_frames=clip_frames)
     if as_json:
         print(json.dumps(found))
     else:

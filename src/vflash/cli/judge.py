@@ -24,9 +24,9 @@ def judge(
     as_json: options.Json = False,
 ) -> None:
     """Measure colour, shape, motion, pitch, rhythm, pan and sync by classical means, each against the caption."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
-    found = Container.clip_verdict(clip, expect, first_frame=first_frame, last_frame=last_frame)
+    found = Commands.clip_verdict(clip, expect, first_frame=first_frame, last_frame=last_frame)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:

@@ -27,10 +27,10 @@ def quantize(
 
     Norms, embeddings, modulation and what the model keeps in float32 are copied as they are.
     """
-    from vflash.container import Container
+    from vflash.commands import Commands
 
     with byte_progress_observer(as_json=as_json) as observer:
-        done = Container.quantise(
+        done = Commands.quantise(
             model,
             output,
             denoiser_layers=_names(denoiser_layers),

@@ -29,10 +29,10 @@ def prepare(
     as_json: options.Json = False,
 ) -> None:
     """Write a new sidecar. The source is only read; it stays needed, for headers and for going back."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
     with byte_progress_observer(as_json=as_json) as observer:
-        done = Container.sidecar_prepare(
+        done = Commands.sidecar_prepare(
             source, sidecar, workers=workers, block_bytes=block_mib << 20, merge=merge, observer=observer
         )
     ratio = done["stored_bytes"] / done["source_bytes"]
@@ -44,19 +44,19 @@ def verify(
     source: Source, sidecar: Sidecar, workers: Workers = 2, merge: Merge = "numba", as_json: options.Json = False
 ) -> None:
     """Decode every block and compare it with the source, byte for byte."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
     with byte_progress_observer(as_json=as_json) as observer:
-        done = Container.sidecar_verify(source, sidecar, workers=workers, merge=merge, observer=observer)
+        done = Commands.sidecar_verify(source, sidecar, workers=workers, merge=merge, observer=observer)
     _print(done, f"{sidecar}: {done['blocks']} blocks equal their source", as_json)
 
 
 @app.command()
 def inspect(sidecar: Sidecar, as_json: options.Json = False) -> None:
     """Sizes, ratios per dtype, writers and usable merges, from the manifest alone."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
-    found = Container.sidecar_report(sidecar)
+    found = Commands.sidecar_report(sidecar)
     if as_json:
         print(json.dumps(found))
         return

@@ -24,11 +24,11 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Find damaged, missing and foreign files: sizes and headers cannot see a flipped byte, hashes do."""
-    from vflash.container import Container
+    from vflash.commands import Commands
 
     kept = manifest or model / MANIFEST
     with byte_progress_observer(as_json=as_json) as observer:
-        act = Container.record_hashes if record else Container.check_hashes
+        act = Commands.record_hashes if record else Commands.check_hashes
         done = act(model, kept, workers=workers, observer=observer)
     if as_json:
         print(json.dumps(done))
