@@ -15,7 +15,6 @@ import torch
 from attrs import frozen
 
 from tiny_h3.alias_free import fuse_activations
-from tiny_h3.graphed import GraphedStep
 from tiny_h3.scenes import Scenes, SceneStream, draw_scenes
 from tiny_h3.stage import Budget, Log, Progress, learning_rate, load_state, pick_device, save_state
 from tiny_h3.world import AUDIO_LATENTS, HOP, render_audio
@@ -54,24 +53,18 @@ def train_audio_vae(job: AudioVaeJob) -> None:
     vae, facts = open_audio_vae(job.sizes, job.state if job.state.exists() else None, device)
     log = Log(path=job.folder / "log.jsonl", stage="audio-vae")
     _fuse(vae, device, log)
-    rate = torch.tensor(0.0, device=device)
-    graphed = device.type == "cuda"
     optimiser = torch.optim.AdamW(
-        vae.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=1e-4, capturable=graphed, foreach=graphed
-    )
-    step = GraphedStep(
-        lambda wave: _update(vae, optimiser, wave), torch.zeros(job.batch, job.latents * HOP, device=device), graphed
+        vae.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=1e-4, fused=device.type == "cuda"
     )
     progress, done, saved = Progress(budget=job.budget), int(facts.get("steps", 0)), 0.0
     stream = SceneStream(job.batch, job.seed * 1_000_003 + done, device)
     while not progress.done:
-        rate.fill_(learning_rate(PEAK_RATE, progress.share, progress.step))
-        parts = step(stretches(next(stream), job.latents))
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(PEAK_RATE, progress.share, progress.step)
+        parts = _update(vae, optimiser, stretches(next(stream), job.latents))
         progress.step += 1
         if progress.step % 200 == 0 or progress.step in FIRST_LOGGED:
-            log.write(
-                step=done + progress.step, share=progress.share, graph=step.failure or step.graphed, **_named(parts)
-            )
+            log.write(step=done + progress.step, share=progress.share, **_named(parts))
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share
             save_state(job.state, vae.state_dict(), {"steps": done + progress.step}, torch.float16)
@@ -143,7 +136,7 @@ def _fuse(vae: Any, device: torch.device, log: Log) -> None:
 
 def _update(vae: Any, optimiser: torch.optim.Optimizer, wave: torch.Tensor) -> torch.Tensor:
     loss, *parts = audio_loss(vae, wave)
-    optimiser.zero_grad(set_to_none=False)
+    optimiser.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
     optimiser.step()
