@@ -1,4 +1,4 @@
-"""Train the tiny H3, or a part of it, and export it.
+"""Train the tiny H3, or a part of it, export it, and pack it for shipping.
 
 PYTHONPATH=src:ports:adapters:tools python -m tiny_h3 all --folder RUN --seconds 530
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tiny_h3.asset import pack_checkpoint, pack_run
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
 from tiny_h3.export import export_checkpoint, size_of
 from tiny_h3.run import RunPlan, run
@@ -18,9 +19,10 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tiny_h3", description=__doc__)
-    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "export"))
-    parser.add_argument("--folder", type=Path, required=True, help="states, logs and sheets; a run goes on from it")
-    parser.add_argument("--output", type=Path, help="the checkpoint folder that `export` writes")
+    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "export", "pack"))
+    parser.add_argument("--folder", type=Path, help="states, logs and sheets; a run goes on from it")
+    parser.add_argument("--checkpoint", type=Path, help="`pack` this exported folder instead of a run's states")
+    parser.add_argument("--output", type=Path, help="the new folder that `export` or `pack` writes")
     parser.add_argument("--seconds", type=float, default=520.0)
     parser.add_argument("--steps", type=int, default=None, help="at most this many steps a stage")
     parser.add_argument("--toy", action="store_true", help="toy dimensions, for a smoke test")
@@ -29,17 +31,24 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
     sizes, budget = TOY if args.toy else FULL, Budget(seconds=args.seconds, steps=args.steps)
+    if args.output is None and args.stage in ("export", "pack"):
+        parser.error(f"{args.stage} needs --output")
+    if args.stage == "pack" and args.checkpoint is not None:
+        print(pack_checkpoint(args.checkpoint, args.output))
+        return
+    if args.folder is None:
+        parser.error(f"{args.stage} needs --folder")
+    args.folder.mkdir(parents=True, exist_ok=True)
     if args.stage == "video-vae":
         train_video_vae(VideoVaeJob(sizes=sizes, folder=args.folder, budget=budget))
     elif args.stage == "audio-vae":
         train_audio_vae(AudioVaeJob(sizes=sizes, folder=args.folder, budget=budget))
     elif args.stage == "export":
-        if args.output is None:
-            parser.error("export needs --output")
         export_checkpoint(args.folder, args.output, sizes)
         print(size_of(args.output))
+    elif args.stage == "pack":
+        print(pack_run(args.folder, args.output, sizes))
     else:
         run(
             RunPlan(
