@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from attrs import asdict, define, evolve, field
 
-from vflash.domain.fields import to_path
+from vflash.domain.fields import argument, to_bool, to_callback, to_path
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.native_receipts import SessionTimes, native_result
 from vflash.domain.progress import ProgressCallback
@@ -79,13 +79,16 @@ class DenoiseSession:
         Returns plain JSON values: `gpu`, `runtime`, `session`, `generation`. Raises `CheckpointError` for a bundle that
         was altered or made for another checkpoint, before anything loads.
         """
-        folder, output = to_path(bundle), to_path(output_latents)
+        folder = argument("bundle", to_path, bundle)
+        output = argument("output_latents", to_path, output_latents)
+        callback = argument("progress_callback", to_callback, progress_callback)
+        profiled = argument("profile_denoise", to_bool, profile_denoise)
         with self._gate.admit() as number:
             self.latent_store.check(output)
-            trace = trace_path(output) if profile_denoise else None
+            trace = trace_path(output) if profiled else None
             check_absent("trace", trace)
-            recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
-            watch = RequestWatch(progress_callback, device=self.backends.device, phases=recorder, log=self.log)
+            recorder = PhaseRecorder(self.backends.device) if profiled else None
+            watch = RequestWatch(callback, device=self.backends.device, phases=recorder, log=self.log)
             clock = RequestClock(number=number, models=self.models)
             sealed = self.conditioning_store.load(folder)
             facts = self.model_facts(self.models.first_denoiser)

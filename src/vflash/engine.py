@@ -12,7 +12,7 @@ from attrs import define, field
 from vflash import __version__
 from vflash.domain.delivery import AudioDelivery
 from vflash.domain.duration import ClipLength
-from vflash.domain.fields import to_path
+from vflash.domain.fields import argument, to_bool, to_callback, to_path
 from vflash.domain.memory_plan import MemoryPlan, describe_need
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.plan import denoiser_folder
@@ -39,7 +39,7 @@ from vflash.stages.gather import Gathered, gather
 from vflash.stages.models import Models
 from vflash.stages.outputs import Outputs, plan_outputs, write_receipt
 from vflash.stages.recorder import PhaseRecorder
-from vflash.stages.reuse import ConditioningReuseScope, ReuseCache, content_digest
+from vflash.stages.reuse import ConditioningReuseScope, ReuseCache, content_digest, to_scope
 from vflash.stages.steps import denoise_request, encode_request
 from vflash.stages.watch import RequestWatch
 from vflash_ports.conditioning import ConditioningStore
@@ -95,7 +95,7 @@ class Engine:
     def generate(
         self,
         request: VideoRequest,
-        output: Path | str,
+        output_path: Path | str,
         *,
         progress: ProgressCallback | None = None,
         profile_denoise: bool = False,
@@ -103,16 +103,20 @@ class Engine:
     ) -> VideoResult:
         """Raises `ContractError` before weights load for what cannot be done; `ExecutionError` for what failed."""
         check_request(request)
+        video = argument("output_path", to_path, output_path)
+        callback = argument("progress", to_callback, progress)
+        profiled = argument("profile_denoise", to_bool, profile_denoise)
+        scope = argument("conditioning_reuse_scope", to_scope, conditioning_reuse_scope)
         with self._gate.admit() as number:
-            recorder = PhaseRecorder(self.backends.device) if profile_denoise else None
+            recorder = PhaseRecorder(self.backends.device) if profiled else None
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device, phases=recorder, log=self.log)
-            outputs = plan_outputs(to_path(output), request.save_latents, profiled=profile_denoise)
+            watch = RequestWatch(callback, device=self.backends.device, phases=recorder, log=self.log)
+            outputs = plan_outputs(video, request.save_latents, profiled=profiled)
             outputs.check(self.sink, self.latent_store)
             facts = self._checked_facts(denoiser_folder(request.mode))
             gathered, foreseen = self._gather(request, facts, watch)
             with self._gate.executing(watch, self._release):
-                conditioning = self._conditioning(request, gathered, facts, watch, conditioning_reuse_scope)
+                conditioning = self._conditioning(request, gathered, facts, watch, scope)
                 made = denoise_request(gathered.plan, conditioning, self.models, self.backends, watch)
                 with watch.stage("latent_export"):
                     self.latent_store.save(made.latents, outputs.latents)
@@ -131,14 +135,15 @@ class Engine:
             return self._finish(run, delivery, outputs, watch, clock)
 
     def encode(
-        self, request: VideoRequest, bundle: Path | str, *, progress: ProgressCallback | None = None
+        self, request: VideoRequest, bundle_path: Path | str, *, progress: ProgressCallback | None = None
     ) -> EncodeResult:
-        """Encode only, into a sealed folder at `bundle`, which must not exist: what `denoise` goes on from."""
+        """Encode only, into a sealed folder at `bundle_path`, which must not exist: what `denoise` goes on from."""
         check_request(request)
+        folder = argument("bundle_path", to_path, bundle_path)
+        callback = argument("progress", to_callback, progress)
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device, log=self.log)
-            folder = to_path(bundle)
+            watch = RequestWatch(callback, device=self.backends.device, log=self.log)
             self.conditioning_store.check(folder)
             facts = self.model_facts(denoiser_folder(request.mode))
             check_device(self.backends.device)
@@ -154,21 +159,24 @@ class Engine:
     def decode(
         self,
         latents_path: Path | str,
-        output: Path | str,
+        output_path: Path | str,
         *,
         audio_delivery_profile: str = AudioDelivery.UNCHANGED,
         progress: ProgressCallback | None = None,
     ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
-        profiles = DeliveryProfiles(audio=AudioDelivery(audio_delivery_profile))
+        kept = argument("latents_path", to_path, latents_path)
+        video = argument("output_path", to_path, output_path)
+        callback = argument("progress", to_callback, progress)
+        profiles = DeliveryProfiles(audio=argument("audio_delivery_profile", AudioDelivery, audio_delivery_profile))
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
-            watch = RequestWatch(progress, device=self.backends.device, log=self.log)
-            outputs = plan_outputs(to_path(output), to_path(latents_path))
+            watch = RequestWatch(callback, device=self.backends.device, log=self.log)
+            outputs = plan_outputs(video, kept)
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)
             facts = self.model_facts(self.models.first_denoiser)
-            length = saved_length(latents, facts.codec, what=str(latents_path))
+            length = saved_length(latents, facts.codec, what=str(kept))
             with self._gate.executing(watch, self._release):
                 delivery = self._deliver(latents, length, facts, outputs, watch, profiles)
             return self._finish(decode_receipt(latents.metadata, length), delivery, outputs, watch, clock)

@@ -9,7 +9,7 @@ from typing import Any
 from dependency_injector import providers
 
 from vflash.container import Container
-from vflash.domain.fields import from_mapping
+from vflash.domain.fields import from_mapping, shown
 from vflash.domain.memory_plan import MemoryPlan
 from vflash.domain.progress import PipelineProgress, ProgressCallback
 from vflash.domain.request import Reference, VideoRequest
@@ -42,10 +42,10 @@ class H3Pipeline:
         self, model_dir: Path | str, *, text_encoder_loader: TextEncoderLoader | None = None, **options: Any
     ) -> None:
         settings = from_mapping(Settings, "H3Pipeline options", {"model_dir": model_dir, **options})
+        if text_encoder_loader is not None and not callable(text_encoder_loader):
+            raise ContractError(f"text_encoder_loader must be a callable, got {shown(text_encoder_loader)}")
         container = Container(settings=settings)
         if text_encoder_loader is not None:
-            if not callable(text_encoder_loader):
-                raise ContractError(f"text_encoder_loader must be a callable, got {text_encoder_loader!r}")
             container.text_encoder_loader.override(providers.Object(text_encoder_loader))
         self.settings = settings
         self._engine = container.pipeline()

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
+from vflash_adapters.arguments import flag_argument, tensor_argument
 from vflash_adapters.linear.row_fp8_record import RowFP8Counters, ScopeTimer
 from vflash_adapters.linear.row_quantiser import quantise_rows, restore_rows
 from vflash_ports.errors import ContractError, UnsupportedError
@@ -60,13 +61,13 @@ class RowFP8Execution:
                 raise ContractError("restorer belongs to mode 'weight-only': leave it out")
             self.row_kernels = _choice(RowKernels, activation_quantizer, "activation_quantizer")
         else:
-            if activation_quantizer is not None or fast_accum:
+            if activation_quantizer is not None or fast_accum is True:
                 raise ContractError("activation_quantizer and fast_accum belong to mode 'w8a8': leave them out")
-            self.row_kernels = _choice(RowKernels, restorer or "torch", "restorer")
-        self.fast_accum = fast_accum
+            self.row_kernels = _choice(RowKernels, "torch" if restorer is None else restorer, "restorer")
+        self.fast_accum = flag_argument("fast_accum", fast_accum)
         self._torch = self.row_kernels is RowKernels.TORCH
         self.counters = RowFP8Counters()
-        self._timer = ScopeTimer(measure)
+        self._timer = ScopeTimer(flag_argument("measure", measure))
 
     def linear(
         self,
@@ -83,6 +84,9 @@ class RowFP8Execution:
 
         No rows give no rows. A row with NaN or infinity gives a non-finite row and leaves the others alone.
         """
+        for name, value in (("values", values), ("codes", codes), ("scales", scales), ("bias", bias), ("out", out)):
+            if value is not None or name in ("values", "codes", "scales"):
+                tensor_argument(name, value)
         if codes.is_meta or scales.is_meta:
             raise ContractError("the FP8 weight is still on meta: a loader must fill codes and scales before use")
         check_weight(codes, scales)

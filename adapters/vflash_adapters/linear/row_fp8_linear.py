@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from vflash_adapters.linear.row_fp8 import RowFP8Execution, check_weight
+from vflash_ports.errors import ContractError
 
 
 class RowFP8Linear(nn.Module):
@@ -21,6 +22,10 @@ class RowFP8Linear(nn.Module):
 
     def __init__(self, source: nn.Linear, execution: RowFP8Execution) -> None:
         super().__init__()
+        if not isinstance(source, nn.Linear):
+            raise ContractError(f"source: expected a torch.nn.Linear, got a {type(source).__name__}")
+        if not isinstance(execution, RowFP8Execution):
+            raise ContractError(f"execution: expected a RowFP8Execution, got a {type(execution).__name__}")
         self.in_features, self.out_features = source.in_features, source.out_features
         self.execution = execution
         shape = (self.out_features, self.in_features)

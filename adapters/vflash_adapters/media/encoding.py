@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -46,7 +47,7 @@ MP4_MOVIE_TIMESCALE = 1000  # FFmpeg's default
 
 
 def _valid_preset(_: Encoding, __: Attribute[str], value: object) -> None:
-    if value not in NVENC_PRESETS:
+    if not isinstance(value, str) or value not in NVENC_PRESETS:
         raise MediaError(f"preset {value!r} is not one of {', '.join(NVENC_PRESETS)}")
 
 
@@ -63,7 +64,7 @@ def _valid_threads(_: Encoding, __: Attribute[int | None], value: object) -> Non
 
 
 def _valid_timeout(_: Encoding, __: Attribute[float], value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise MediaError(f"encoding timeout {value!r} must be a finite number of seconds above 0")
 
 

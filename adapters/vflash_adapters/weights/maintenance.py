@@ -9,10 +9,9 @@ from attrs import asdict
 
 from vflash_adapters.weights.hash_manifest import HashReport, check_hashes, write_hashes
 from vflash_adapters.weights.sidecar.inspect import inspect
-from vflash_adapters.weights.sidecar.merges import MergeChoice
+from vflash_adapters.weights.sidecar.merges import merge_choice
 from vflash_adapters.weights.sidecar.prepare import prepare
 from vflash_adapters.weights.sidecar.verify import verify
-from vflash_ports.errors import ContractError
 from vflash_ports.observer import Observer
 
 
@@ -40,14 +39,6 @@ def record_hashes(folder: Path, manifest: Path, *, workers: int, observer: Obser
 
 def compare_hashes(folder: Path, manifest: Path, *, workers: int, observer: Observer) -> dict[str, Any]:
     return _reported(check_hashes(folder, manifest, workers=workers, observer=observer))
-
-
-def merge_choice(name: str) -> MergeChoice:
-    """Raises `ContractError` for an unknown name."""
-    try:
-        return MergeChoice(name)
-    except ValueError:
-        raise ContractError(f"merge must be {' or '.join(MergeChoice)}, not {name!r}") from None
 
 
 def _reported(report: HashReport) -> dict[str, Any]:

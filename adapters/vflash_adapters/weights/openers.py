@@ -7,8 +7,8 @@ from pathlib import Path
 from attrs import frozen
 
 from vflash_adapters.weights.buffered_source import BufferedWeights
-from vflash_adapters.weights.maintenance import merge_choice
 from vflash_adapters.weights.mmap_source import MmapWeights
+from vflash_adapters.weights.sidecar.merges import merge_choice
 from vflash_ports.weights import WeightSource
 
 

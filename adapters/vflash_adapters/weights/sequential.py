@@ -8,6 +8,7 @@ from types import TracebackType
 
 import torch
 
+from vflash_adapters.arguments import path_argument
 from vflash_adapters.weights.buffered_source import BufferedWeights
 from vflash_adapters.weights.owned_reader import OwnedReader
 from vflash_ports.errors import ContractError
@@ -51,12 +52,17 @@ class SequentialWeights:
         """The named tensor on the CPU; raises `CheckpointError` for a name the file lacks."""
         if self._reader is None:
             raise ContractError(f"{name}: weights are read inside `with SequentialWeights(...) as weights:`")
+        if not isinstance(name, str):
+            raise ContractError(f"name: expected a tensor's name, got a {type(name).__name__}")
         return self._reader.get_tensor(name)
 
 
 def _choose(source: Path, read_workers: int, compressed_directory: Path | None) -> WeightSource:
+    original = path_argument("source", source)
     if compressed_directory is None:
-        return BufferedWeights(Path(source), read_workers=read_workers)
+        return BufferedWeights(original, read_workers=read_workers)
     from vflash_adapters.weights.sidecar.source import SidecarWeights
 
-    return SidecarWeights(Path(source), Path(compressed_directory), read_workers=read_workers)
+    return SidecarWeights(
+        original, path_argument("compressed_directory", compressed_directory), read_workers=read_workers
+    )

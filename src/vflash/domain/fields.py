@@ -13,6 +13,7 @@ import attrs
 from vflash_ports.errors import ContractError
 
 T = TypeVar("T")
+MAX_SHOWN_CHARS = 200
 
 
 def whole_number(low: int, high: int, *, name: str | None = None) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
@@ -21,9 +22,9 @@ def whole_number(low: int, high: int, *, name: str | None = None) -> Callable[[A
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         label = name or attribute.name
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ContractError(f"{label} must be a whole number, got {value!r}")
+            raise ContractError(f"{label} must be a whole number, got {shown(value)}")
         if not low <= value <= high:
-            raise ContractError(f"{label} must be between {low} and {high}, got {value}")
+            raise ContractError(f"{label} must be between {low} and {high}, got {shown(value)}")
 
     return check
 
@@ -35,24 +36,42 @@ def errors_name_their_field(_: type, attributes: list[attrs.Attribute[Any]]) -> 
 
 def _named(convert: Any) -> Any:
     def named(value: Any, attribute: attrs.Attribute[Any]) -> Any:
-        try:
-            return convert(value)
-        except ContractError as error:
-            raise ContractError(f"{attribute.name}: {error}") from None
+        return argument(attribute.name, convert, value)
 
     return attrs.Converter(named, takes_field=True)
 
 
+def argument(name: str, convert: Callable[[Any], T], value: Any) -> T:
+    """`convert(value)`; what it refuses is refused by the argument's own name."""
+    try:
+        return convert(value)
+    except ContractError as error:
+        raise ContractError(f"{name}: {error}") from None
+
+
 def to_path(value: Any) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
-        raise ContractError(f"expected a path, got {value!r}")
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise ContractError(f"expected a path, got {shown(value)}")
     return Path(value)
 
 
 def to_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ContractError(f"expected true or false, got {value!r}")
+        raise ContractError(f"expected true or false, got {shown(value)}")
     return value
+
+
+def to_callback(value: Any) -> Any:
+    """A progress callback, or None for silence."""
+    if value is not None and not callable(value):
+        raise ContractError(f"expected a function that takes one PipelineProgress, or None, got {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A wrong value, as it was given and never longer than a line or two."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... (a {type(value).__name__})"
 
 
 class Choice(StrEnum):
@@ -60,7 +79,7 @@ class Choice(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ContractError(f"{value!r} is not a {cls.__name__}; choose one of {', '.join(cls)}")
+        raise ContractError(f"{shown(value)} is not a {cls.__name__}; choose one of {', '.join(cls)}")
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -10,7 +10,9 @@ import torch
 from attrs import asdict
 
 from vflash.domain.delivery import AudioDelivery
+from vflash.domain.fields import argument, to_path
 from vflash.stages.audio_delivery import deliver_audio
+from vflash_adapters.arguments import tensor_argument
 from vflash_adapters.media.encoding import Encoding
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
@@ -41,17 +43,19 @@ def encode_mp4(
     N / rate and F / fps may differ by one sample. Returns what was measured on the written file. `MediaError` for
     what cannot be written, `DeliveryError` for an encoder that failed or ran out of time; nothing is left behind.
     """
-    if video_input not in SINKS:
+    output = argument("output_path", to_path, output_path)
+    profile = argument("audio_delivery_profile", AudioDelivery, audio_delivery_profile)
+    if not isinstance(video_input, str) or video_input not in SINKS:
         raise MediaError(f"video_input {video_input!r} is not one of {', '.join(SINKS)}")
     _require_shapes(video, audio, fps, audio_sample_rate)
     encoding = Encoding(preset=preset, crf=crf, threads=video_threads, encoder=video_encoder, timeout_s=timeout_seconds)
     sink = SINKS[video_input](encoding=encoding)
-    sink.check(Path(output_path))
+    sink.check(output)
     waveform, audio_report = deliver_audio(
         lambda: audio[0],
         samples=audio.shape[2],
         sample_rate_hz=audio_sample_rate,
-        profile=AudioDelivery(audio_delivery_profile),
+        profile=profile,
     )
     clip = Clip(
         width=video.shape[4],
@@ -62,7 +66,7 @@ def encode_mp4(
         waveform=waveform,
         sample_rate_hz=audio_sample_rate,
     )
-    delivery = sink.write(clip, Path(output_path))
+    delivery = sink.write(clip, output)
     measured = asdict(delivery, recurse=False, filter=lambda field, _: field.name != "details")
     return {
         **measured,
@@ -80,6 +84,8 @@ def _chunks(video: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _require_shapes(video: torch.Tensor, audio: torch.Tensor, fps: object, rate: object) -> None:
+    tensor_argument("video", video)
+    tensor_argument("audio", audio)
     if video.ndim != 5 or video.shape[:2] != (1, 3) or video.device.type != "cpu" or not video.is_floating_point():
         raise MediaError(f"video must be floating point [1, 3, F, H, W] on the CPU, not {_described(video)}")
     if audio.ndim != 3 or audio.shape[:2] != (1, 2) or audio.device.type != "cpu" or not audio.is_floating_point():

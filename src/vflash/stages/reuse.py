@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 
+from vflash.domain.fields import shown
 from vflash.stages.encode import Conditioning
 from vflash.stages.gather import Gathered
+from vflash_ports.errors import ContractError
 
 MAX_BYTES = 128 * 2**20
 IDLE_SECONDS = 3600.0
@@ -19,6 +22,12 @@ IDLE_SECONDS = 3600.0
 class ConditioningReuseScope:
     """An opaque token. Requests that are given the same one may reuse each other's conditioning, if prompt, inputs and
     canvas are equal in content."""
+
+
+def to_scope(value: Any) -> ConditioningReuseScope | None:
+    if value is not None and not isinstance(value, ConditioningReuseScope):
+        raise ContractError(f"expected a ConditioningReuseScope() that requests share, or None, got {shown(value)}")
+    return value
 
 
 @frozen(kw_only=True, eq=False)

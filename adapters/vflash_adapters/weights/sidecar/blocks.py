@@ -30,7 +30,7 @@ class Block:
 
 def checked_block_bytes(block_bytes: int) -> int:
     """Raises `ContractError` unless the size is a multiple of 4 KiB from 4 KiB to 4 MiB."""
-    if isinstance(block_bytes, bool) or block_bytes % MIN_BLOCK or not MIN_BLOCK <= block_bytes <= MAX_BLOCK:
+    if type(block_bytes) is not int or block_bytes % MIN_BLOCK or not MIN_BLOCK <= block_bytes <= MAX_BLOCK:
         raise ContractError(f"block_bytes must be a multiple of {MIN_BLOCK} up to {MAX_BLOCK}, not {block_bytes!r}")
     return block_bytes
 

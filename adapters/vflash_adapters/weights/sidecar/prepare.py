@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 from attrs import frozen
 
+from vflash_adapters.arguments import path_argument
 from vflash_adapters.publish import new_directory, refuse_existing
 from vflash_adapters.weights.byte_file import ALIGNMENT, Bytes, CachedFile, round_up
 from vflash_adapters.weights.checkpoint import Checkpoint, Shard, close_all, open_shards
@@ -32,7 +33,7 @@ from vflash_adapters.weights.sidecar.sidecar_manifest import (
     stamp_of,
     write_manifest,
 )
-from vflash_ports.errors import CheckpointError
+from vflash_ports.errors import CheckpointError, ContractError
 from vflash_ports.observer import Observer, SilentObserver
 
 BATCH_BYTES = 8 * 2**20  # one task reads, codes and proves this much
@@ -65,15 +66,20 @@ def prepare(
     Raises `ContractError` for a bad option or an existing `sidecar`, `CheckpointError` for a source that is not what
     it must be or changes meanwhile, `BusyError` while another process prepares the same folder.
     """
-    refuse_existing(sidecar)
+    source, sidecar = path_argument("source", source), path_argument("sidecar", sidecar)
+    chosen = make_merge(merge)
     checked_count(workers)
     checked_block_bytes(block_bytes)
+    watched = SilentObserver() if observer is None else observer
+    if not callable(getattr(watched, "progress", None)):
+        raise ContractError(f"observer: expected an Observer, or None, got a {type(observer).__name__}")
+    refuse_existing(sidecar)
     components = read_components(source)
     run = _Run(
         block_bytes=block_bytes,
-        merge=make_merge(merge),
+        merge=chosen,
         total=sum(shard.identity.size for checkpoint in components.values() for shard in checkpoint.shards),
-        observer=observer or SilentObserver(),
+        observer=watched,
     )
     with new_directory(sidecar) as work, ThreadPoolExecutor(workers, thread_name_prefix="vflash-code") as threads:
         stored = sum(
