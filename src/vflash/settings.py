@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ from vflash.domain.choices import (
     WeightReading,
     WeightResidency,
 )
-from vflash.domain.fields import errors_name_their_field, to_bool, to_path, whole_number
-from vflash.domain.profiles import Profile, choose_profile
+from vflash.domain.fields import errors_name_their_field, shown, to_bool, to_path, whole_number
+from vflash.domain.profiles import Profile, choose_profile, find_profile
 from vflash_ports.errors import ContractError
 
 
 def _gibibytes(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
-        raise ContractError(f"must be a positive number of GiB, got {value!r}")
+        raise ContractError(f"must be a positive number of GiB, got {shown(value)}")
     return float(value)
 
 
@@ -47,7 +47,7 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 def _device(value: Any) -> str:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
-        raise ContractError(f"must be cpu, cuda or cuda:N, got {value!r}")
+        raise ContractError(f"must be cpu, cuda or cuda:N, got {shown(value)}")
     return value
 
 
@@ -55,21 +55,16 @@ def _alpha(value: Any) -> float | str:
     """A positive number, or "rank": each module's own rank."""
     if value == "rank":
         return "rank"
-    return _positive(value, 'a positive number, or "rank"')
+    try:  # the command line has one option for both, so numbers come as text as well
+        return _strength(float(value) if isinstance(value, str) else value)
+    except (ContractError, ValueError):
+        raise ContractError(f'must be a positive number, or "rank", got {shown(value)}') from None
 
 
 def _strength(value: Any) -> float:
-    return _positive(value, "a positive number")
-
-
-def _positive(value: Any, wanted: str) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise ContractError(f"must be {wanted}, got {value!r}")
-    return number
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ContractError(f"must be a positive number, got {shown(value)}")
+    return float(value)
 
 
 _BUDGET = re.compile(r"ratio=(0?\.[0-9]{1,9}|1(\.0{1,9})?|0)|tiles=[0-9]{1,6}(\.[0-9]{1,9})?")
@@ -77,20 +72,25 @@ _BUDGET = re.compile(r"ratio=(0?\.[0-9]{1,9}|1(\.0{1,9})?|0)|tiles=[0-9]{1,6}(\.
 
 def _budget(value: Any) -> str:
     if not isinstance(value, str) or not _BUDGET.fullmatch(value) or not float(value.partition("=")[2]) > 0:
-        raise ContractError(f"must be ratio=R with 0 < R <= 1, or tiles=N, got {value!r}")
+        raise ContractError(f"must be ratio=R with 0 < R <= 1, or tiles=N, got {shown(value)}")
     return value
 
 
 def _evaluations(value: Any) -> tuple[int, ...]:
     numbers = tuple(value) if isinstance(value, list | tuple) else (None,)
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise ContractError(f"must be a list of evaluations, counted from 0, got {value!r}")
+        raise ContractError(f"must be a list of evaluations, counted from 0, got {shown(value)}")
     return numbers
+
+
+def _profile_name(_: Any, __: Attribute[str | None], value: Any) -> None:
+    if value is not None:
+        find_profile(value)
 
 
 def _read_workers(_: Any, attribute: Attribute[int], value: Any) -> None:
     if type(value) is not int or value not in (1, 2, 4, 8):
-        raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {value!r}")
+        raise ContractError(f"{attribute.name} must be 1, 2, 4 or 8, got {shown(value)}")
 
 
 # The released video VAE has 1,797 rows a tile: eight make matrix products of 14,376 rows, in 0.9 GiB.
@@ -126,7 +126,7 @@ class Settings:
     weight_sidecar: Path | None = field(default=None, converter=optional(to_path))
     sidecar_merge: SidecarMerge = field(default=SidecarMerge.NUMBA, converter=SidecarMerge)
     qkv_order: QkvOrder | None = field(default=None, converter=optional(QkvOrder))
-    profile: str | None = None
+    profile: str | None = field(default=None, validator=_profile_name)
     assets: Path | None = field(default=None, converter=optional(to_path))
     adapter: Path | None = field(default=None, converter=optional(to_path))
     adapter_alpha: float | str | None = field(default=None, converter=optional(_alpha))

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from attrs import field, frozen
 
+from vflash.domain.fields import shown
 from vflash.domain.schedule import AUDIO_SHIFT, VIDEO_SHIFT, Schedule
 from vflash_ports.errors import ContractError
 
@@ -115,7 +116,7 @@ def find_profile(name: str) -> Profile:
     """Raises `ContractError` listing the names for an unknown one."""
     found = PROFILES.get(name) if isinstance(name, str) else None
     if found is None:
-        raise ContractError(f"profile {name!r} is unknown; choose one of {', '.join(PROFILES)}")
+        raise ContractError(f"profile {shown(name)} is unknown; choose one of {', '.join(PROFILES)}")
     return found
 
 

@@ -14,7 +14,7 @@ from attrs.validators import optional as maybe
 
 from vflash.domain.delivery import AudioDelivery, KeyframeDelivery
 from vflash.domain.duration import MAX_DURATION_S, MIN_DURATION_S
-from vflash.domain.fields import Choice, errors_name_their_field, to_path, whole_number
+from vflash.domain.fields import Choice, errors_name_their_field, shown, to_path, whole_number
 from vflash.domain.schedule import MAX_EVALUATIONS, flow_shift
 from vflash_ports.errors import ContractError
 
@@ -58,7 +58,7 @@ def reference(value: Any) -> Reference:
     if isinstance(value, Reference):
         return value
     if not isinstance(value, str | Path) or not str(value):
-        raise ContractError(f"a reference must be a path or a Reference, got {value!r}")
+        raise ContractError(f"a reference must be a path or a Reference, got {shown(value)}")
     text = str(value)
     kind, colon, rest = text.partition(":")
     if colon and rest and kind in tuple(ReferenceKind):
@@ -71,14 +71,14 @@ def reference(value: Any) -> Reference:
 
 
 def _references(values: Any) -> tuple[Reference, ...]:
-    if isinstance(values, str | Path | Reference) or not isinstance(values, Sequence):
-        raise ContractError(f"must be a list of paths in order, got {values!r}")
+    if isinstance(values, str | bytes | bytearray | Path | Reference) or not isinstance(values, Sequence):
+        raise ContractError(f"must be a list of paths in order, got {shown(values)}")
     return tuple(reference(value) for value in values)
 
 
 def _prompt(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ContractError(f"must be a text that is not blank, got {value!r}")
+        raise ContractError(f"must be a text that is not blank, got {shown(value)}")
     if len(value) > MAX_PROMPT_CHARS:
         raise ContractError(f"has {len(value)} characters; at most {MAX_PROMPT_CHARS} are taken")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from vflash.domain.fields import whole_number
+from vflash.domain.fields import shown, whole_number
 from vflash_ports.errors import ContractError
 
 MAX_EVALUATIONS = 1000
@@ -18,7 +18,7 @@ CLEAN_TIMESTEP = 1.0
 
 def flow_shift(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
-        raise ContractError(f"a flow shift must be a positive number below 1000, got {value!r}")
+        raise ContractError(f"a flow shift must be a positive number below 1000, got {shown(value)}")
     return float(value)
 
 
