@@ -65,7 +65,7 @@ def inspect_file(
 
 
 def _frame_count(path: Path) -> int:
-    with open_media(path, LIMITS) as container:
+    with open_media(path, LIMITS, what="clip") as container:
         video = _only_video(container, path)
         return sum(1 for packet in container.demux(video) if packet.size and not packet.is_discard)
 
@@ -74,8 +74,8 @@ def _look(
     path: Path, clip_frames: int, shown: set[int]
 ) -> tuple[FrameStatistics, dict[int, NDArray[np.uint8]], dict[str, Any]]:
     statistics, thumbnails = FrameStatistics(clip_frames), {}
-    clock = DecodeClock(path, LIMITS)
-    with open_media(path, LIMITS) as container:
+    clock = DecodeClock(path, LIMITS, what="clip")
+    with open_media(path, LIMITS, what="clip") as container:
         video = _only_video(container, path)
         described = _described(container, path)
         for frame in container.decode(video):
@@ -85,18 +85,18 @@ def _look(
                 thumbnails[len(statistics.means)] = thumbnail(pixels)
             statistics.add(pixels)
     if not statistics.means:
-        raise MediaError(f"{path} holds no frames that can be decoded")
+        raise MediaError(f"clip {path} holds no frames that can be decoded")
     return statistics, thumbnails, described
 
 
 def _only_video(container: InputContainer, path: Path) -> Any:
     streams = moving_streams(container)
     if not streams:
-        raise MediaError(f"{path} holds no video stream")
-    require_codec(streams[0], path)
+        raise MediaError(f"clip {path} holds no video stream")
+    require_codec(streams[0], path, what="clip")
     width, height = streams[0].codec_context.width, streams[0].codec_context.height
     if not 1 <= width * height <= LIMITS.frame_pixels:
-        raise MediaError(f"{path} is {width}x{height}, outside 1 to {LIMITS.frame_pixels} pixels")
+        raise MediaError(f"clip {path} is {width}x{height}, outside 1 to {LIMITS.frame_pixels} pixels")
     return streams[0]
 
 
@@ -128,12 +128,12 @@ def _seconds(ticks: int | None, time_base: Fraction | None) -> float | None:
 def _listen(path: Path) -> Sound | None:
     from av.audio.resampler import AudioResampler
 
-    clock = DecodeClock(path, LIMITS)
-    with open_media(path, LIMITS) as container:
+    clock = DecodeClock(path, LIMITS, what="clip")
+    with open_media(path, LIMITS, what="clip") as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
-        require_codec(stream, path)
+        require_codec(stream, path, what="clip")
         planar = AudioResampler(format="fltp", layout=stream.layout, rate=stream.rate)
         parts: list[NDArray[Any]] = []
         for frame in container.decode(stream):

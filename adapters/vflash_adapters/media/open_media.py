@@ -21,20 +21,20 @@ CONTAINERS = "mov,matroska,webm,avi,mpegts,mpeg,flv,wav,w64,mp3,flac,ogg,aac,aif
 
 
 @contextmanager
-def open_media(path: Path, limits: ReferenceLimits) -> Iterator[InputContainer]:
-    """The opened container. Whatever libav raises inside the scope becomes a `MediaError` naming the file."""
+def open_media(path: Path, limits: ReferenceLimits, *, what: str) -> Iterator[InputContainer]:
+    """The opened container; messages call the file `what`. All that libav raises inside the scope is a `MediaError`."""
     import av
 
-    require_file(path, limits.media_bytes)
+    require_file(path, limits.media_bytes, what=what)
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file", "max_pixels": str(_coded(limits))}
     try:
         with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
-            _require_duration(container, path, limits)
+            _require_duration(container, path, limits, what)
             yield container
     except MediaError:
         raise
     except (av.FFmpegError, ValueError, OverflowError, EOFError, MemoryError) as error:
-        raise MediaError(f"media {path} cannot be read as video or sound: {error}") from error
+        raise MediaError(f"{what} {path} cannot be read as video or sound: {error}") from error
 
 
 def moving_streams(container: InputContainer) -> list[VideoStream]:
@@ -44,23 +44,23 @@ def moving_streams(container: InputContainer) -> list[VideoStream]:
     return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
 
 
-def require_codec(stream: Stream, path: Path) -> None:
+def require_codec(stream: Stream, path: Path, *, what: str) -> None:
     """`MediaError` for a stream whose codec libav does not know: PyAV then gives it no context."""
     if stream.codec_context is None:
-        raise MediaError(f"media {path} holds a {stream.type} stream in an unknown codec: re-encode it")
+        raise MediaError(f"{what} {path} holds a {stream.type} stream in an unknown codec: re-encode it")
 
 
 class DecodeClock:
     """Stops a file that decodes without end."""
 
-    def __init__(self, path: Path, limits: ReferenceLimits) -> None:
-        self._path = path
+    def __init__(self, path: Path, limits: ReferenceLimits, *, what: str) -> None:
+        self._named = f"{what} {path}"
         self._limit_s = limits.decode_s
         self._started = time.monotonic()
 
     def tick(self) -> None:
         if time.monotonic() - self._started > self._limit_s:
-            raise MediaError(f"media {self._path} took over {self._limit_s:g} s to decode: shorten or re-encode it")
+            raise MediaError(f"{self._named} took over {self._limit_s:g} s to decode: shorten or re-encode it")
 
 
 def _coded(limits: ReferenceLimits) -> int:
@@ -68,9 +68,9 @@ def _coded(limits: ReferenceLimits) -> int:
     return limits.frame_pixels + limits.frame_pixels // 8
 
 
-def _require_duration(container: InputContainer, path: Path, limits: ReferenceLimits) -> None:
+def _require_duration(container: InputContainer, path: Path, limits: ReferenceLimits, what: str) -> None:
     import av
 
     seconds = (container.duration or 0) / av.time_base
     if seconds > limits.duration_s:
-        raise MediaError(f"media {path} lasts {seconds:.0f} s, more than {limits.duration_s:.0f}: cut it first")
+        raise MediaError(f"{what} {path} lasts {seconds:.0f} s, more than {limits.duration_s:.0f}: cut it first")

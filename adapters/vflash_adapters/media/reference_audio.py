@@ -24,10 +24,10 @@ MAX_OFFSET_S = 10.0
 
 def read_sound(path: Path, *, max_seconds: float, sample_rate_hz: int, limits: ReferenceLimits) -> torch.Tensor:
     """float32 stereo [2, n] at `sample_rate_hz`. `MediaError` if there is no sound or it cannot be used."""
-    with open_media(path, limits) as container:
+    with open_media(path, limits, what="sound") as container:
         if not container.streams.audio:
             raise MediaError(f"sound {path} holds no sound stream")
-        clock = DecodeClock(path, limits)
+        clock = DecodeClock(path, limits, what="sound")
         waveform = _prepared(container, path, max_seconds, sample_rate_hz, 0.0, clock)
     if waveform is None:
         raise MediaError(f"sound {path} holds no samples that can be decoded")
@@ -38,11 +38,11 @@ def read_soundtrack(
     path: Path, *, max_seconds: float, sample_rate_hz: int, limits: ReferenceLimits
 ) -> torch.Tensor | None:
     """As `read_sound`, in step with the pictures: None without a sound stream or with an empty one."""
-    with open_media(path, limits) as container:
+    with open_media(path, limits, what="sound") as container:
         if not container.streams.audio:
             return None
         late_s = _late_seconds(container, path)
-        return _prepared(container, path, max_seconds, sample_rate_hz, late_s, DecodeClock(path, limits))
+        return _prepared(container, path, max_seconds, sample_rate_hz, late_s, DecodeClock(path, limits, what="sound"))
 
 
 def _prepared(
@@ -84,7 +84,7 @@ def _start_seconds(stream: Stream) -> float:
 
 
 def _require_usable(stream: AudioStream, path: Path) -> int:
-    require_codec(stream, path)
+    require_codec(stream, path, what="sound")
     channels, rate_hz = stream.codec_context.channels, stream.codec_context.sample_rate
     if channels not in (1, 2):
         raise MediaError(f"sound {path} has {channels} channels: mix it down to mono or stereo")

@@ -22,16 +22,14 @@ class ReferenceLimits:
     decode_s: float = 120.0
 
 
-def require_file(path: Path, limit_bytes: int) -> None:
-    """`MediaError` unless `path` is a regular file, not empty, within the limit."""
+def require_file(path: Path, limit_bytes: int, *, what: str) -> None:
+    """`MediaError` unless `path` is a regular file, not empty, within the limit; `what` is what its reader calls it."""
     if not path.exists():
-        raise MediaError(f"reference {path} does not exist")
+        raise MediaError(f"{what} {path} does not exist")
     if not path.is_file():
-        raise MediaError(f"reference {path} is not a regular file")
+        raise MediaError(f"{what} {path} is not a regular file")
     size = path.stat().st_size
     if size == 0:
-        raise MediaError(f"reference {path} is empty")
+        raise MediaError(f"{what} {path} is empty")
     if size > limit_bytes:
-        raise MediaError(
-            f"reference {path} has {size} bytes, more than the {limit_bytes} that are read: make it smaller"
-        )
+        raise MediaError(f"{what} {path} has {size} bytes, more than the {limit_bytes} that are read: make it smaller")

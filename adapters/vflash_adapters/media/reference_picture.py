@@ -32,7 +32,7 @@ def read_picture(path: Path, limits: ReferenceLimits) -> torch.Tensor:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    require_file(path, limits.picture_bytes)
+    require_file(path, limits.picture_bytes, what="picture")
     Image.init()
     try:
         with warnings.catch_warnings():

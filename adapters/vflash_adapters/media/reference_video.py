@@ -29,18 +29,20 @@ def read_frames(
 ) -> torch.Tensor:
     """uint8 RGB [F, H, W, 3], F <= max_frames. `MediaError` names what is wrong with the file."""
     slot_of = _clock(path, fps, (max_frames + 1) / fps, limits)
-    with open_media(path, limits) as container:
+    with open_media(path, limits, what="video") as container:
         stream = _video_stream(container, path, limits)
-        return _collect(_held(container, stream, slot_of, DecodeClock(path, limits)), path, max_frames, size, limits)
+        return _collect(
+            _held(container, stream, slot_of, DecodeClock(path, limits, what="video")), path, max_frames, size, limits
+        )
 
 
 def _clock(path: Path, fps: int, needed_s: float, limits: ReferenceLimits) -> SlotOf:
     """Timestamps are read from the packets, without decoding, as far as frames are needed."""
-    with open_media(path, limits) as container:
+    with open_media(path, limits, what="video") as container:
         stream = _video_stream(container, path, limits)
         tick = stream.time_base or Fraction(0)
         times: list[Fraction] | None = []
-        clock = DecodeClock(path, limits)
+        clock = DecodeClock(path, limits, what="video")
         for packet in container.demux(stream):
             clock.tick()
             if not packet.size or packet.is_discard:
@@ -62,7 +64,7 @@ def _video_stream(container: InputContainer, path: Path, limits: ReferenceLimits
     if not streams:
         raise MediaError(f"video {path} holds no video stream")
     stream = streams[0]
-    require_codec(stream, path)
+    require_codec(stream, path, what="video")
     width, height = stream.codec_context.width, stream.codec_context.height
     if width < 1 or height < 1 or width * height > limits.frame_pixels:
         raise MediaError(f"video {path} is {width}x{height}, outside 1 to {limits.frame_pixels} pixels: scale it down")

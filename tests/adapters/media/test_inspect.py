@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import math
+import wave
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 from vflash.native.h3_media import encode_mp4
 from vflash.stages.loudness import levels
 from vflash_adapters.media.inspect import inspect_file
+from vflash_adapters.media.reference_reader import FileReferenceReader
 from vflash_ports.errors import DeliveryError, MediaError
 
 
@@ -101,9 +104,37 @@ def test_the_contact_sheet_shows_frames_over_time(tmp_path: Path) -> None:
         inspect_file(tmp_path / "out.mp4", meter=levels, contact_sheet=tmp_path / "sheet.jpg")
 
 
-def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
-    """Text and a missing file are named."""
-    (tmp_path / "text.mp4").write_text("no video")
-    for name, message in (("text.mp4", "cannot be read"), ("absent.mp4", "does not exist")):
-        with pytest.raises(MediaError, match=message):
-            inspect_file(tmp_path / name, meter=levels)
+READERS: dict[str, Callable[[Path], object]] = {
+    "clip": lambda path: inspect_file(path, meter=levels),
+    "picture": FileReferenceReader().picture,
+    "video": lambda path: FileReferenceReader().video(path, max_frames=13, sample_rate_hz=32000),
+    "sound": lambda path: FileReferenceReader().audio(path, max_seconds=1.0, sample_rate_hz=32000),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_a_file_is_called_what_its_reader_takes_it_for(tmp_path: Path, what: str) -> None:
+    """A clip to inspect is no reference, a keyframe is a picture: missing, a folder, empty, text."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("neither video nor picture")
+    faults = {
+        "absent": "does not exist",
+        "folder": "is not a regular file",
+        "empty": "is empty",
+        "text": "is not a PNG" if what == "picture" else "cannot be read as video or sound",
+    }
+    for name, message in faults.items():
+        with pytest.raises(MediaError, match=f"^{what} {tmp_path / name} {message}"):
+            READERS[what](tmp_path / name)
+
+
+def test_sound_alone_is_no_clip(tmp_path: Path) -> None:
+    """A sound file is refused by what it lacks."""
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(16000))
+    with pytest.raises(MediaError, match=r"^clip .*a\.wav holds no video stream"):
+        inspect_file(tmp_path / "a.wav", meter=levels)
