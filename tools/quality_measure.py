@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import field, frozen
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save
 
 from vflash.model.transformer import PreparedDenoiser
 
@@ -23,6 +25,25 @@ class Trajectory:
 
     states: list[Velocities] = field(factory=list)
     velocities: list[Velocities] = field(factory=list)
+
+    def save(self, path: Path) -> None:
+        tensors = {
+            f"{kind}.{number:03d}.{part}": rows.contiguous()
+            for kind, pairs in (("states", self.states), ("velocities", self.velocities))
+            for number, pair in enumerate(pairs)
+            for part, rows in zip(("video", "audio"), pair, strict=True)
+        }
+        path.write_bytes(save(tensors))
+
+    @classmethod
+    def load(cls, path: Path) -> Trajectory:
+        tensors = load_file(path)
+        numbers = range(len(tensors) // 4)
+        states, velocities = (
+            [(tensors[f"{kind}.{n:03d}.video"], tensors[f"{kind}.{n:03d}.audio"]) for n in numbers]
+            for kind in ("states", "velocities")
+        )
+        return cls(states=states, velocities=velocities)
 
 
 @contextmanager
