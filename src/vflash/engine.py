@@ -85,9 +85,16 @@ class Engine:
             self.models.open_kept()
 
     def plan(self, request: VideoRequest) -> MemoryPlan:
-        """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing."""
+        """What the request needs and whether it fits; reads the inputs and the weight headers, loads nothing.
+
+        Raises what `generate` would; but a linear or residency that cannot run here is an obstacle of the plan.
+        """
         check_request(request)
-        facts = self.model_facts(denoiser_folder(request.mode))
+        folder = denoiser_folder(request.mode)
+        facts = self.model_facts(folder)
+        check_device(self.backends.device)
+        self.backends.check_blocks(facts)
+        self.backends.check_component(self.model_dir / folder, facts.denoiser)
         return self.foresight.plan(
             request, gather(request, facts, self.reader, self.backends.profile), facts, compare=True
         )

@@ -165,3 +165,28 @@ def test_a_healthy_pipeline_stays_healthy(model: Path, delta: Delta, tiny_profil
             pipeline.generate(VideoRequest(prompt="rain", width=64, height=64, steps=9), tmp_path / "x.mp4")
         result = pipeline.generate(VideoRequest(prompt="rain", width=64, height=64), tmp_path / "x.mp4")
     assert result.receipt["adapter"]["matched"] == len(delta)
+
+
+def plan(model: Path, *options: object) -> dict:
+    words = ["plan", "--model", model, *SMALL, *options]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return json.loads(result.stdout)
+
+
+def test_a_plan_counts_the_adapter_and_refuses_what_generate_would(model: Path, delta: Delta, tmp_path: Path) -> None:
+    """The same options as `generate`: alpha, strength, row order, chunks; a file that does not fit is named."""
+    path = export_adapters(delta, heads=4, alpha=2.0)["lightx2v-comfyui"].write(tmp_path)
+    base, adapted = (plan(model, *options)["chosen"] for options in ((), ("--adapter", path)))
+    more = adapted["stack_bytes_on_device"] - base["stack_bytes_on_device"]
+    assert more == 2 * (path.stat().st_size // 3)
+    silent = AdapterFile(peft_keys({name: {"A": down, "B": up} for name, (down, up) in delta.items()})).write(tmp_path)
+    with pytest.raises(CheckpointError, match="adapter-alpha"):
+        plan(model, "--adapter", silent)
+    plan(model, "--adapter", silent, "--adapter-alpha", "rank", "--adapter-strength", 0.5)
+    with pytest.raises(ContractError, match="veda_predictor"):
+        plan(model, "--attention-backend", "veda")
+    missing = ["--attention-backend", "veda", "--veda-predictor", tmp_path / "none.safetensors"]
+    with pytest.raises(ContractError, match=r"none\.safetensors"):
+        plan(model, *missing, "--veda-dense-edge-layers", 0)

@@ -9,44 +9,20 @@ from typing import Annotated
 import typer
 
 from vflash.cli import options
+from vflash.cli.fields import ADAPTATION, BLOCKS, LINEAR, MEMORY, MODEL, READING, Given, takes
 from vflash.cli.reporting import progress_reporter
-from vflash.domain.fields import from_mapping
-from vflash.settings import Settings
 
 
+@takes(settings=[*ADAPTATION, *MODEL, *BLOCKS, *LINEAR, *MEMORY, *READING])
 def denoise(
     bundle: Annotated[Path, typer.Option(help="A folder written by vflash encode.")],
     output_latents: Annotated[Path, typer.Option(help="The latents to write; the file must not exist.")],
-    model: options.Model = None,
-    config: options.Config = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    attention_backend: options.AttentionBackend = None,
-    linear: options.Linear = None,
-    block_kernels: options.BlockKernels = None,
-    weight_residency: options.WeightResidency = None,
-    weight_reading: options.WeightReading = None,
-    device_memory_gib: options.DeviceMemory = None,
-    host_memory_gib: options.HostMemory = None,
+    given: Given,
     profile_denoise: options.ProfileDenoise = False,
     as_json: options.Json = False,
 ) -> None:
     """Denoise an encoded request; `vflash decode` makes a clip of the latents."""
-    settings_table, _ = options.read_config(config)
-    settings_table |= options.given(
-        model_dir=model,
-        device=device,
-        dtype=dtype,
-        attention_backend=attention_backend,
-        linear=linear,
-        block_kernels=block_kernels,
-        weight_residency=weight_residency,
-        weight_reading=weight_reading,
-        device_memory_gib=device_memory_gib,
-        host_memory_gib=host_memory_gib,
-    )
-    options.require(settings_table, "model_dir", "--model")
-    settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
+    settings = given.settings()
 
     from vflash.container import Container
 

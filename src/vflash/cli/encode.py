@@ -9,50 +9,24 @@ from typing import Annotated
 import typer
 
 from vflash.cli import options
+from vflash.cli.fields import ADAPTATION, LINEAR, MEMORY, MODEL, READING, REQUEST, Given, takes
 from vflash.cli.generate import check_files
 from vflash.cli.reporting import progress_reporter
-from vflash.domain.fields import from_mapping
-from vflash.domain.request import VideoRequest
-from vflash.settings import Settings
+
+DELIVERED = ("save_latents", "audio_delivery_profile", "keyframe_delivery_profile")
 
 
+@takes(
+    request=[name for name in REQUEST if name not in DELIVERED],
+    settings=[*ADAPTATION, *MODEL, *LINEAR, *MEMORY, *READING],
+)
 def encode(
     bundle: Annotated[Path, typer.Option(help="The folder to write; it must not exist.")],
-    model: options.Model = None,
-    prompt: options.Prompt = None,
-    prompt_file: options.PromptFile = None,
-    first_frame: options.FirstFrame = None,
-    last_frame: options.LastFrame = None,
-    reference: options.References = None,
-    width: options.Width = None,
-    height: options.Height = None,
-    duration: options.Duration = None,
-    steps: options.Steps = None,
-    seed: options.Seed = None,
-    config: options.Config = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_reading: options.WeightReading = None,
+    given: Given,
     as_json: options.Json = False,
 ) -> None:
     """Encode a request once; `vflash denoise` goes on from the bundle without the text encoder."""
-    settings_table, request_table = options.read_config(config)
-    request_table |= options.given(
-        prompt=options.read_prompt(prompt, prompt_file),
-        first_frame=first_frame,
-        last_frame=last_frame,
-        references=reference,
-        width=width,
-        height=height,
-        duration_s=duration,
-        steps=steps,
-        seed=seed,
-    )
-    settings_table |= options.given(model_dir=model, device=device, dtype=dtype, weight_reading=weight_reading)
-    options.require(request_table, "prompt", "--prompt")
-    options.require(settings_table, "model_dir", "--model")
-    request = from_mapping(VideoRequest, "the request", request_table)
-    settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
+    request, settings = given.request(), given.settings()
     check_files(request)
 
     from vflash.container import Container

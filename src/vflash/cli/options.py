@@ -40,15 +40,21 @@ LastFrame = Annotated[Path | None, typer.Option(help="Picture the clip ends on."
 References = Annotated[
     list[str] | None,
     typer.Option(
+        "--reference",
         help="Picture, video or sound, in order; repeat it. picture:, video:, audio: decide the kind.",
         rich_help_panel=REQUEST,
     ),
 ]
 Width = Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)]
 Height = Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.", rich_help_panel=REQUEST)]
-Duration = Annotated[int | None, typer.Option(help="Whole seconds, 5 to 15  [default: 5]", rich_help_panel=REQUEST)]
+Duration = Annotated[
+    int | None, typer.Option("--duration", help="Whole seconds, 5 to 15  [default: 5]", rich_help_panel=REQUEST)
+]
 Steps = Annotated[int | None, typer.Option(help="Model evaluations  [default: 50]", rich_help_panel=REQUEST)]
 Seed = Annotated[int | None, typer.Option(help="[default: 0]", rich_help_panel=REQUEST)]
+SaveLatents = Annotated[
+    Path | None, typer.Option(help="Keep the finished latents (safetensors).", rich_help_panel=REQUEST)
+]
 AttentionBackend = Annotated[
     str | None,
     typer.Option(
@@ -80,6 +86,13 @@ Linear = Annotated[
     str | None, typer.Option(help="How linear layers run: bf16, fp8-weight-only or w8a8", rich_help_panel=BACKENDS)
 ]
 Fp8Kernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
+Fp8FastAccum = Annotated[
+    bool | None,
+    typer.Option(help="w8a8 keeps partial sums in reduced precision  [default: no]", rich_help_panel=BACKENDS),
+]
+FfnChunkRows = Annotated[
+    int | None, typer.Option(help="Rows a block projects at once  [default: 28672]", rich_help_panel=BACKENDS)
+]
 BlockKernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
 WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)

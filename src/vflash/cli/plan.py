@@ -8,75 +8,21 @@ from typing import Any
 import typer
 
 from vflash.cli import options
+from vflash.cli.fields import REQUEST, SETTINGS, Given, takes
 from vflash.cli.generate import check_files
-from vflash.domain.fields import from_mapping
-from vflash.domain.request import VideoRequest
-from vflash.settings import Settings
 
 STAND_IN_PROMPT = "A prompt of about fifty tokens, which is what most are; its length hardly moves the plan."
 
 
-def plan(
-    model: options.Model = None,
-    prompt: options.Prompt = None,
-    prompt_file: options.PromptFile = None,
-    first_frame: options.FirstFrame = None,
-    last_frame: options.LastFrame = None,
-    reference: options.References = None,
-    width: options.Width = None,
-    height: options.Height = None,
-    duration: options.Duration = None,
-    steps: options.Steps = None,
-    video_shift: options.VideoShift = None,
-    audio_shift: options.AudioShift = None,
-    profile: options.Profile = None,
-    adapter: options.Adapter = None,
-    config: options.Config = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    linear: options.Linear = None,
-    weight_residency: options.WeightResidency = None,
-    model_placement: options.ModelPlacement = None,
-    model_lifetime: options.ModelLifetime = None,
-    vae_tiles_at_once: options.VaeTilesAtOnce = None,
-    device_memory_gib: options.DeviceMemory = None,
-    host_memory_gib: options.HostMemory = None,
-    as_json: options.Json = False,
-) -> None:
+@takes(request=REQUEST, settings=SETTINGS)
+def plan(given: Given, as_json: options.Json = False) -> None:
     """Device, pinned and host memory and bytes to read, for every weight residency and linear; exit 1 if it won't fit.
 
-    The prompt may be left out: a text of usual length stands in for it.
+    It takes what generate takes, so that one command line serves both. The prompt may be left out: a text of usual
+    length stands in for it.
     """
-    settings_table, request_table = options.read_config(config)
-    request_table = {"prompt": STAND_IN_PROMPT, **request_table} | options.given(
-        prompt=options.read_prompt(prompt, prompt_file),
-        first_frame=first_frame,
-        last_frame=last_frame,
-        references=reference,
-        width=width,
-        height=height,
-        duration_s=duration,
-        steps=steps,
-        video_shift=video_shift,
-        audio_shift=audio_shift,
-    )
-    settings_table |= options.given(
-        model_dir=model,
-        profile=profile,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        linear=linear,
-        weight_residency=weight_residency,
-        model_placement=model_placement,
-        model_lifetime=model_lifetime,
-        vae_tiles_at_once=vae_tiles_at_once,
-        device_memory_gib=device_memory_gib,
-        host_memory_gib=host_memory_gib,
-    )
-    options.require(settings_table, "model_dir", "--model")
-    request = from_mapping(VideoRequest, "the request", request_table)
-    settings = from_mapping(Settings, "the settings", {"model_lifetime": "per-request", **settings_table})
+    given.request_table.setdefault("prompt", STAND_IN_PROMPT)
+    request, settings = given.request(), given.settings()
     check_files(request)
 
     from vflash.container import Container

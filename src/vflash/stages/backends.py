@@ -49,8 +49,12 @@ class Backends:
         """Raises `UnsupportedError`, with the cure, if any choice cannot run here."""
         check_device(self.device)
         self.linear.check(self.device, self.dtype)
-        self.kernels.check(self.device, self.dtype)
         self.residency.check(self.device, stack_bytes(facts.denoiser, self.linear, self.dtype))
+        self.check_blocks(facts)
+
+    def check_blocks(self, facts: ModelFacts) -> None:
+        """What a block calls beside its linears."""
+        self.kernels.check(self.device, self.dtype)
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
     def check_component(self, component: Path, facts: DenoiserFacts) -> None:
