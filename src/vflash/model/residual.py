@@ -1,6 +1,7 @@
 """Adapters as low-rank residuals beside the base: executed, never merged, over any linear execution.
 
 y = base(x); y += scale * (up @ (down @ x)), rounded to the model's dtype after down, up, scale and sum, as PEFT does.
+The scale itself is never rounded: a Python float, or one float32 beside the weights that a ring moves.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class AdaptedLinear:
         low = F.linear(values, self.down)
         for part, up, scale in zip(self.parts, self.ups, self.scales, strict=True):
             update = F.linear(low[:, part.rank_start : part.rank_stop], up)
-            result[:, part.column_start : part.column_stop].add_(update.mul_(scale))
+            # A scale of no dimensions would join in the update's dtype, which rounds it to BF16 on CUDA; one of one
+            # element is multiplied in float32.
+            result[:, part.column_start : part.column_stop].add_(update.mul_(scale.view(1)))
         return result
 
 
