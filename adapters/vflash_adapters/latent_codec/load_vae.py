@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from vflash_adapters.strict_json import parse_object
@@ -43,7 +44,7 @@ AUDIO_VAE = VaeKind(
 def load_vae(kind: VaeKind, model_dir: Path, *, weights: WeightOpener, device: torch.device, dtype: torch.dtype) -> Any:
     """The diffusers model on `device`, in eval mode. Raises `CheckpointError` naming the file or tensor at fault."""
     folder = model_dir / kind.folder
-    model = _build(kind, folder)
+    model = empty_vae(kind, folder)
     expected = model.state_dict()
     source = weights(folder)
     stored = source.specs()
@@ -67,7 +68,8 @@ def _placed(name: str, tensor: torch.Tensor, kind: VaeKind, device: torch.device
     return tensor.to(device=device, dtype=torch.float32 if keeps_float32 else dtype)
 
 
-def _build(kind: VaeKind, folder: Path) -> Any:
+def empty_vae(kind: VaeKind, folder: Path) -> Any:
+    """The diffusers model that `config.json` describes, on the CPU; the memory of its weights is not touched."""
     import diffusers
 
     path = folder / "config.json"
@@ -94,12 +96,18 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return parse_object(content, str(path))
 
 
+_DRAWS = {torch.Tensor.uniform_, torch.Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
+
+
 class _NoRandomInit(TorchFunctionMode):
-    """Skips the random fill of weights that are about to be replaced, so that their memory is never even touched."""
+    """Skips the random fill of weights that are about to be replaced, so that their memory is never even touched.
+
+    The functions of `nn.init` are stopped themselves: what they call inside no longer passes through here.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (torch.Tensor.uniform_, torch.Tensor.normal_):
-            return args[0]
+        if func in _DRAWS:
+            return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))

@@ -64,6 +64,14 @@ def test_weights_are_where_diffusers_puts_them(
         assert not ours.training
 
 
+def test_loading_draws_no_random_weights(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """Weights that are about to be replaced are not filled first: at the released size that took 35 s."""
+    before = torch.get_rng_state()
+    for kind in (VIDEO_VAE, AUDIO_VAE):
+        load_vae(kind, tiny_checkpoints["small"], weights=MmapWeights, device=CPU, dtype=torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_frames_stream_by_window(tiny_checkpoints: Mapping[str, Path], video_latents: torch.Tensor) -> None:
     """Chunks of 17, 17 and the last 5 frames arrive, each before the next window is decoded."""
     codec = opened(tiny_checkpoints["small"])
