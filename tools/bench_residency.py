@@ -1,12 +1,13 @@
 """Ring against resident, and a whole denoising of real dimensions, on one GPU; random weights made on the device.
 
     python tools/bench_residency.py --output residency.json
+    python tools/bench_residency.py --sections ring --rows 18175 --repeat 12 --output ring.json
 
 Section `ring`: a few real blocks at four lengths, both residencies in turns, beside the copy-bound floor (one block's
-bytes over the measured host-to-device rate). Sections `request`: the product's own `denoise` stage with all 50 blocks
-at 1344x768 for 5 s, 4 evaluations after a warm-up of one: exact BF16 resident and from the ring, W8A8 with mean-pooled
-Veda; peaks beside what `vflash plan` says. Section `encoder`: the 51-layer text prefix on 512 tokens. On a CPU it runs
-small ones, to try the script itself.
+bytes over the measured host-to-device rate); `--repeat` turns, and what they spread over. Sections `request`: the
+product's own `denoise` stage with all 50 blocks at 1344x768 for 5 s, 4 evaluations after a warm-up of one: exact BF16
+resident and from the ring, W8A8 with mean-pooled Veda; peaks beside what `vflash plan` says. Section `encoder`: the
+51-layer text prefix on 512 tokens. On a CPU it runs small ones, to try the script itself.
 
 Predicted on one H200 before the first run: a block is 744 MiB, 14.7 ms at 53 GB/s, so the ring is copy-bound below
 about 8,500 rows (4,500: 14.7 ms against 5.7; 8,000: 14.7 against 12.6) and within 1.01 from 18,175 up; 4 evaluations of
@@ -19,9 +20,7 @@ import argparse
 import json
 import statistics
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +33,7 @@ from bench_stack import SMALL, execution_named
 from denoiser_bench.case import Sizes, block_run, random_sequence
 from denoiser_bench.floor import exact_attention
 from denoiser_bench.timing import GIB
+from request_bench.weights import denoiser_weights
 from vflash.domain.canvas import Canvas
 from vflash.domain.choices import Linear
 from vflash.domain.duration import clip_length
@@ -43,7 +43,7 @@ from vflash.domain.plan import Plan
 from vflash.domain.request import Mode
 from vflash.domain.schedule import Schedule
 from vflash.model.block import run_block
-from vflash.model.load import FLOAT32, bind_block, expected_shapes, packed_specs
+from vflash.model.load import bind_block, packed_specs
 from vflash.model.transformer import Denoiser, open_denoiser
 from vflash.stages.denoise import denoise
 from vflash.stages.encode import Conditioning, Conditions
@@ -63,7 +63,7 @@ from vflash_ports.weights import TensorSpec
 
 LENGTHS = (4500, 8000, 18175, 38000)
 RING_BLOCKS = 8
-PASSES, REPEATS = 3, 2
+PASSES, TURNS = 3, 2
 SECTIONS = ("ring", "request", "ring-request", "veda-request", "encoder")
 
 
@@ -93,43 +93,12 @@ class RandomBlocks:
             fill(tensor, self.device, 0.1 if vector else tensor.shape[1] ** -0.5, 1.0 if vector else 0.0)
 
 
-@frozen(kw_only=True, eq=False)
-class RandomCheckpoint:
-    """A `WeightSource` of the released names, shapes and dtypes; each tensor is drawn on the device when asked for."""
-
-    facts: DenoiserFacts
-    device: torch.device
-
-    def specs(self) -> Mapping[str, TensorSpec]:
-        specs = {}
-        for name, shape in expected_shapes(self.facts).items():
-            dtype = torch.float32 if name.rsplit(".", 1)[0] in FLOAT32 else torch.bfloat16
-            count = torch.Size(shape).numel()
-            specs[name] = TensorSpec(name=name, dtype=dtype, shape=shape, byte_count=count * dtype.itemsize)
-        return specs
-
-    @contextmanager
-    def open(self) -> Iterator[RandomCheckpoint]:
-        yield self
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        spec = self.specs()[name]
-        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
-        vector = len(spec.shape) == 1
-        std = 0.02 if vector or "adaln" in name else spec.shape[-1] ** -0.5
-        mean = 1.0 if vector and "norm" in name and name.endswith("weight") else 0.0
-        drawn = torch.empty(spec.shape, dtype=spec.dtype, device=self.device)
-        return drawn.normal_(mean, std, generator=generator)
-
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        out.copy_(self.get_tensor(name))
-
-
 class Bench:
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, lengths: Sequence[int] = LENGTHS, turns: int = TURNS) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.real = self.device.type == "cuda"
-        self.output = output
+        self.output, self.turns = output, turns
+        self.lengths = lengths if self.real else (64,)
         self.report: dict[str, Any] = {"torch": torch.__version__, "device": str(self.device)}
         if self.real:
             self.report["device"] = torch.cuda.get_device_name()
@@ -170,12 +139,12 @@ class Bench:
             "host_to_device_gb_s": self.copy_rate(),
         }
         result["copy_floor_ms"] = result["block_bytes"] / result["host_to_device_gb_s"] / 1e6
-        result["rows"] = {rows: self.in_turns(rows, facts, stacks) for rows in (LENGTHS if self.real else (64,))}
+        result["rows"] = {rows: self.in_turns(rows, facts, stacks) for rows in self.lengths}
         for stack in stacks.values():
             stack.close()
         return result
 
-    def in_turns(self, rows: int, facts: DenoiserFacts, stacks: Mapping[str, BlockStack[Any]]) -> dict[str, float]:
+    def in_turns(self, rows: int, facts: DenoiserFacts, stacks: Mapping[str, BlockStack[Any]]) -> dict[str, Any]:
         sizes = Sizes(
             hidden=facts.hidden_size,
             heads=facts.num_attention_heads,
@@ -201,13 +170,18 @@ class Bench:
             return [self.milliseconds(*pair) / facts.num_layers for pair in pairwise(marks)]
 
         cold = {name: passes(stack, 1)[0] for name, stack in stacks.items()}
-        later: dict[str, list[float]] = {name: [] for name in stacks}
-        for _ in range(REPEATS):
-            for name, stack in stacks.items():
-                later[name] += passes(stack, PASSES)[1:]
-        medians = {name: statistics.median(values) for name, values in later.items()}
-        ratio = medians["block-ring"] / medians["resident"]
-        return {**medians, "ratio": ratio, **{f"first {name}": value for name, value in cold.items()}}
+        turns: list[dict[str, float]] = []
+        for _ in range(self.turns):
+            turns.append({name: statistics.median(passes(stack, PASSES)[1:]) for name, stack in stacks.items()})
+        ratios = [turn["block-ring"] / turn["resident"] for turn in turns]
+        medians = {name: statistics.median(turn[name] for turn in turns) for name in stacks}
+        return {
+            **medians,
+            "ratio": medians["block-ring"] / medians["resident"],
+            "ratio of each turn": {"median": statistics.median(ratios), "from": min(ratios), "to": max(ratios)},
+            "turns": turns,
+            **{f"first {name}": value for name, value in cold.items()},
+        }
 
     def mark(self) -> Any:
         if not self.real:
@@ -239,7 +213,7 @@ class Bench:
         conditioning = self.conditioning(facts)
         started = perf_counter()
         with open_denoiser(
-            RandomCheckpoint(facts=facts, device=self.device),
+            denoiser_weights(facts, self.device),
             what="random",
             facts=facts,
             execution=execution_named(linear, default_row_kernels("auto", self.device)),
@@ -369,8 +343,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("bench_residency.json"), help="where the JSON goes")
     parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(LENGTHS), help="lengths of section ring")
+    parser.add_argument("--repeat", type=int, default=TURNS, help="turns of section ring at every length")
     options = parser.parse_args()
-    bench = Bench(options.output)
+    bench = Bench(options.output, options.rows, options.repeat)
     sections: dict[str, Callable[[], Any]] = {
         "ring": bench.ring,
         "request": lambda: bench.request("bf16", DeviceDefaultAttention(), Resident()),

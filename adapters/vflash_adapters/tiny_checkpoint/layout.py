@@ -60,18 +60,31 @@ def write_tiny_checkpoint(
         _write_all(work, sizes, dtype, seed)
 
 
-def _write_all(output: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
+def write_configs(output: Path, sizes: Dimensions, dtype: StoredDtype) -> None:
+    """All of a checkpoint but its weights: tokenizer, processors, the config of every component, both indexes."""
     ids = write_tokenizer(output / "tokenizer", sizes.corpus, sizes.merges)
     write_tokenizer(output / "processor", sizes.corpus, sizes.merges)
     _write_processors(output / "processor", sizes)
-    _write_text_encoder(output / "text_encoder", sizes, ids, dtype, seed)
-    for name in ("transformer", "transformer_ref"):
-        _write_transformer(output / name, sizes, dtype, seed)
-    _write_autoencoders(output, sizes, seed)
+    _write_json(output / "text_encoder" / "config.json", _text_encoder_config(sizes, ids, dtype))
+    for name, config in (
+        ("transformer", sizes.transformer),
+        ("transformer_ref", sizes.transformer),
+        ("vae", sizes.vae),
+        ("audio_vae", sizes.audio_vae),
+    ):
+        _write_json(output / name / "config.json", _diffusers_config(name, config))
     for name, shift in _SHIFTS.items():
         _write_json(output / name / "scheduler_config.json", _diffusers_config(name, {"shift": shift}))
     for index in ("model_index.json", "modular_model_index.json"):
         _write_json(output / index, _model_index(sizes))
+
+
+def _write_all(output: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
+    write_configs(output, sizes, dtype)
+    _write_text_encoder(output / "text_encoder", sizes, dtype, seed)
+    for name in ("transformer", "transformer_ref"):
+        _write_transformer(output / name, sizes, dtype, seed)
+    _write_autoencoders(output, sizes, seed)
 
 
 def _write_transformer(folder: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
@@ -82,7 +95,6 @@ def _write_transformer(folder: Path, sizes: Dimensions, dtype: StoredDtype, seed
     if dtype is StoredDtype.MIXED:
         tensors = cast_stored(tensors, float32=TRANSFORMER_FLOAT32)
     save_shards(tensors, folder, stem="diffusion_pytorch_model", shards=sizes.shards[folder.name])
-    _write_json(folder / "config.json", _diffusers_config(folder.name, sizes.transformer))
 
 
 def _write_autoencoders(output: Path, sizes: Dimensions, seed: int) -> None:
@@ -94,25 +106,20 @@ def _write_autoencoders(output: Path, sizes: Dimensions, seed: int) -> None:
         # The released audio VAE is stored in the weight_norm form that torch now calls old.
         warnings.filterwarnings("ignore", message=".*weight_norm", category=FutureWarning)
         audio: Any = AutoencoderKLMiniMaxH3Audio(**sizes.audio_vae)
-    for name, module, config, shards in (
-        ("vae", video, sizes.vae, sizes.shards["vae"]),
-        ("audio_vae", audio, sizes.audio_vae, 1),
-    ):
+    for name, module, shards in (("vae", video, sizes.shards["vae"]), ("audio_vae", audio, 1)):
         tensors = random_tensors(module, label=name, seed=seed)
         save_shards(tensors, output / name, stem="diffusion_pytorch_model", shards=shards)
-        _write_json(output / name / "config.json", _diffusers_config(name, config))
 
 
-def _write_text_encoder(folder: Path, sizes: Dimensions, ids: Mapping[str, int], dtype: StoredDtype, seed: int) -> None:
+def _write_text_encoder(folder: Path, sizes: Dimensions, dtype: StoredDtype, seed: int) -> None:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    config = _text_encoder_config(sizes, ids, dtype)
+    config = json.loads((folder / "config.json").read_text())
     model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**config))
     tensors = random_tensors(model, label=folder.name, seed=seed)
     if dtype is StoredDtype.MIXED:
         tensors = cast_stored(tensors, float32=())
     save_shards(tensors, folder, stem="model", shards=sizes.shards[folder.name])
-    _write_json(folder / "config.json", config)
 
 
 def _text_encoder_config(sizes: Dimensions, ids: Mapping[str, int], dtype: StoredDtype) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ _FIXED_SPREAD = (
     (".weight_g", 1.0, 0.1),
     ("bias", 0.0, 0.05),
 )
-_KEPT = (".filter", ".zero_k_bias")  # computed by the model, not learned
+COMPUTED = (".filter", ".zero_k_bias")  # computed by the model, not learned
 
 
 def random_tensors(module: nn.Module, *, label: str, seed: int) -> dict[str, torch.Tensor]:
@@ -84,23 +85,23 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 def _draw(name: str, like: torch.Tensor, key: str) -> torch.Tensor:
     import torch
 
-    if name.endswith(_KEPT):
+    if name.endswith(COMPUTED):
         return like.clone()
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     noise = torch.randn(like.shape, generator=generator, dtype=torch.float32)
-    centre, spread = _centre_and_spread(name, like)
+    centre, spread = centre_and_spread(name, like.shape)
     return (noise * spread + centre).contiguous()
 
 
-def _centre_and_spread(name: str, like: torch.Tensor) -> tuple[float, float]:
+def centre_and_spread(name: str, shape: Sequence[int]) -> tuple[float, float]:
+    """What a random tensor of this name is drawn around, so that no layer is silent and none grows without end."""
     for suffix, centre, spread in _FIXED_SPREAD:
         if name.endswith(suffix):
             return centre, spread
     if name.endswith((".alpha", ".beta")):
         # The audio encoder stores its Snake frequency itself, the decoder its logarithm.
-        return (1.0, 0.1) if like.ndim == 3 else (0.0, 0.1)
-    if like.ndim == 1:
+        return (1.0, 0.1) if len(shape) == 3 else (0.0, 0.1)
+    if len(shape) == 1:
         return 1.0, 0.1  # the weight of a norm
-    fan_in = like.numel() // like.shape[0]
-    return 0.0, fan_in**-0.5
+    return 0.0, math.prod(shape[1:]) ** -0.5

@@ -1,0 +1,150 @@
+"""The request bench runs whole on a CPU with a tiny model, through the same code as on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from request_bench.engines import EXACT, Engines
+from request_bench.sizes import prompt_of, released, scale_of
+from request_bench.weights import RandomOpener
+from vflash.domain.model_facts import DenoiserFacts, read_model_facts
+from vflash.stages.inventory import weigh
+from vflash_adapters.text_encoder.presentation import Presenter
+from vflash_adapters.tiny_checkpoint import StoredDtype
+from vflash_adapters.tiny_checkpoint.layout import write_configs
+from vflash_ports.text_encoder import TextPart
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("request")
+    paths = os.pathsep.join([str(ROOT / "tools"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "tools/bench_request.py", "--output", str(folder / "r.json"), "--folder", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in folder.iterdir()] == ["r.json"]
+    loaded: dict[str, Any] = json.loads((folder / "r.json").read_text())
+    return loaded
+
+
+def test_every_request_is_accounted_for(report: dict[str, Any]) -> None:
+    """Stage seconds and the rest make up the request; a clip of 120 frames came out, by the sink that users get."""
+    sections = report["sections"]
+    for section, runs in (
+        ("exact", ("warm-up", "small", "profiled", "first", "later")),
+        ("approximate", ("warm-up", "small", "profiled", "first", "later", "fused warm-up", "fused")),
+        ("swap", ("warm-up", "small", "profiled", "first")),
+        ("fused", ("warm-up", "first", "later")),
+    ):
+        for run in runs:
+            figures = sections[section][run]
+            assert sum(figures["seconds"].values()) == pytest.approx(figures["request_s"] - figures["loading_s"])
+            assert 0 < figures["request_s"] <= figures["wall_s"]
+            assert figures["loading_s"] < 0.1  # of the codec alone, which is opened empty
+            assert min(figures["seconds"].values()) > 0
+            assert (figures["mp4"]["sink"], figures["mp4"]["encoder"], figures["mp4"]["frames"]) == (
+                "file",
+                "libx264",
+                120,
+            )
+
+
+def test_latents_are_the_same_bits(report: dict[str, Any]) -> None:
+    """From run to run, under the profiler, and swapped from the ring against resident."""
+    sections = report["sections"]
+    for section in ("exact", "approximate", "swap"):
+        assert sections[section]["small_repeat_is_equal"]
+        assert sections[section]["profiled_is_equal"]
+    assert sections["exact"]["repeat_is_equal"]
+    assert sections["approximate"]["repeat_is_equal"]
+    assert sections["swap"]["small_is_exact"]
+    assert sections["swap"]["first_is_exact"]
+
+
+def test_what_ran_is_what_was_named(report: dict[str, Any]) -> None:
+    """By each receipt: attention, linear, residency, placement, video decoder."""
+    names = ("attention", "linear", "weight_residency", "model_placement", "video_decoder")
+    found = {
+        (section, run): tuple(report["sections"][section][run]["backends"][name] for name in names)
+        for section, run in (("exact", "later"), ("approximate", "later"), ("approximate", "fused"), ("swap", "first"))
+    }
+    assert found == {
+        ("exact", "later"): ("sdpa", "bf16", "resident", "together", "diffusers"),
+        ("approximate", "later"): ("veda-meanpool", "fp8-weight-only", "resident", "together", "diffusers"),
+        ("approximate", "fused"): ("veda-meanpool", "fp8-weight-only", "resident", "together", "fused"),
+        ("swap", "first"): ("sdpa", "bf16", "block-ring", "swap", "diffusers"),
+    }
+    assert report["sections"]["approximate"]["later"]["attention"]["sparse_calls"] == 4
+
+
+def test_the_profile_adds_up(report: dict[str, Any]) -> None:
+    """Evaluations lie in their stage, parts in their evaluation, phases in their blocks: most of it, never more."""
+    for section in ("exact", "approximate", "swap"):
+        profile = report["sections"][section]["profiled"]["profile"]
+        for name in ("stream_over_wall", "parts_over_stream", "blocks_over_denoiser", "phases_over_blocks"):
+            assert 0.2 < profile[name] <= 1.0
+
+
+def test_the_peer_has_the_same_velocities(report: dict[str, Any]) -> None:
+    """diffusers' transformer with the same names, values and rows: BF16 sums on one CPU thread differ by no more."""
+    for size in ("small", "large"):
+        figures = report["sections"]["peer"][size]
+        assert max(figures["velocity_difference"].values()) < 1e-5
+        assert len(figures["ours_s"]) == len(figures["diffusers_s"]) == 2
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The released model's configs."""
+    folder = tmp_path_factory.mktemp("released") / "model"
+    write_configs(folder, released(), StoredDtype.MIXED)
+    return folder
+
+
+def test_the_full_size_is_the_released_one(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs, names and shapes of every component, without one weight: 62 GiB of transformer, 49 of encoder."""
+    monkeypatch.setattr("request_bench.weights.random_slab", lambda tensors, device: torch.zeros(1))
+    assert read_model_facts(model_dir).denoiser == DenoiserFacts()
+    found = weigh(RandomOpener(device=CPU), model_dir, "transformer", torch.bfloat16)
+    assert found.stack_read == 50 * 770_725_376
+    assert found.encoder.loaded / GIB == pytest.approx(48.88, abs=0.01)
+    assert found.codec.loaded / GIB == pytest.approx(5.75, abs=0.01)
+    assert (found.encoder_hidden, found.encoder_ffn) == (5120, 25_600)
+
+
+def test_the_prompt_is_long_enough(model_dir: Path) -> None:
+    """At least the asked rows, and at most one sentence more."""
+    prompt = prompt_of(model_dir, 512)
+    assert 512 <= len(Presenter.read(model_dir).present([TextPart(text=prompt)]).ids) < 600
+
+
+def test_the_ports_take_what_they_are_given(tmp_path: Path) -> None:
+    """The container's own providers hand out the very opener: nothing copies the slab behind it."""
+    scale = scale_of(CPU)
+    write_configs(tmp_path / "model", scale.dimensions, StoredDtype.MIXED)
+    opener = RandomOpener(device=CPU)
+    container = Engines(model_dir=tmp_path / "model", opener=opener, scale=scale).container(EXACT)
+    assert container.weights() is opener
+    assert container.text_encoder_loader().__self__ is opener
+    assert opener(tmp_path / "model" / "vae") is opener(tmp_path / "model" / "vae")
+    matrix = opener(tmp_path / "model" / "text_encoder").get_tensor("model.language_model.layers.0.mlp.up_proj.weight")
+    assert 0.1 < float(matrix.float().std()) < 0.3

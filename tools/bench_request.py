@@ -1,0 +1,112 @@
+"""Whole requests on one GPU: prompt in, MP4 out, through the product's own container and engine.
+
+    python tools/bench_request.py --output request.json
+
+A full-size random MiniMax-H3 is given at the container's ports: a model folder of configs, a `WeightOpener` that draws
+each tensor on the device when it is asked for, and a text encoder loader; everything else, FFmpeg included, is what
+`vflash generate` runs. Text to video and sound, 512 rows of text, 1344x768, 5 s, 4 evaluations. Each section keeps one
+pipeline alive: a warm-up at 448x256, the same again (latents must be equal), once more with `profile_denoise` (equal
+again, and the profile must add up), then the timed requests.
+
+    exact        BF16, resident
+    approximate  W8A8, mean-pooled Veda, resident; then one request with the fused video decoder
+    peer         one dense step of diffusers' transformer, all its blocks, the same weights and packed rows; velocities
+    fused        the exact section's latents decoded by the fused video decoder
+    swap         BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
+
+On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory and, with `swap`, of host memory too.
+
+Predicted for one H200 before the first run (the decoder's 5.6 s and 3.6 s, the evaluations' 24.3 s and 9.7 s are this
+card's earlier figures; 16 cores or more encode 120 frames in 1 to 2 s): exact 24.3 + 5.6 + 1.5 + 0.5 = 32 s, 30 s
+fused; approximate 9.7 + 5.6 + 1.5 + 0.5 = 17.3 s, 15.3 s fused, so 12 s is not reached; peer 6.8 s a step against 6.1;
+velocities within 2 %; profile within 1 % of the wall; device peak 93 GiB allocated exact, 75 approximate; swap within
+3 s of exact, 10 GiB allocated. The whole script about 215 s, the swap section 75 s more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from request_bench.run import OutOfTimeError, Run
+from request_bench.sections import SECTIONS
+from request_bench.sizes import scale_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("bench_request.json"), help="where the JSON goes")
+    parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS, metavar="SECTION")
+    parser.add_argument("--deadline-s", type=float, default=300.0, help="start nothing after this many seconds")
+    parser.add_argument("--folder", type=Path, help="where clips are written; a temporary folder without it")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report: dict[str, Any] = {"environment": environment(device), "sections": {}}
+    with tempfile.TemporaryDirectory(prefix="vflash-request-", dir=options.folder) as folder:
+        run = Run(
+            scale=scale_of(device),
+            folder=Path(folder),
+            output=options.output,
+            deadline_s=options.deadline_s,
+            report=report,
+        )
+        return 0 if measure(run, options.sections) else 1
+
+
+def measure(run: Run, names: Sequence[str]) -> bool:
+    """Whether every section ran to its end: one that fails, or has no time left, is reported, and the rest goes on."""
+    for name in names:
+        figures: dict[str, Any] = {}
+        run.report["sections"][name] = figures
+        begun = perf_counter()
+        try:
+            run.check_time(name, SECTIONS[name].expected_s if run.scale.real else 0.0)
+            SECTIONS[name].measure(run, figures)
+        except OutOfTimeError as late:
+            figures["not_run"] = str(late)
+        except Exception:  # the rest of a paid run is worth more than the first failure, which is reported
+            figures["failed"] = traceback.format_exc()
+            print(figures["failed"], flush=True)
+        figures["section_s"] = perf_counter() - begun
+        gc.collect()
+        if run.scale.real:
+            torch.cuda.empty_cache()
+        run.save(f"section {name}", figures["section_s"])
+    run.report["total_s"] = run.elapsed_s
+    run.save("all", run.elapsed_s)
+    return not any({"failed", "not_run"} & figures.keys() for figures in run.report["sections"].values())
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Also refuses, before any work, a machine that cannot write an MP4 or read it back."""
+    import av
+    import diffusers
+    import transformers
+
+    from vflash_adapters.media.ffmpeg_binary import find_ffmpeg
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "transformers": transformers.__version__,
+        "av": av.__version__,
+        "ffmpeg": find_ffmpeg().name,
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
