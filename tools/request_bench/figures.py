@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vflash.engine import VideoResult
+from vflash.pipeline import VideoResult
 
 ENGINE_PARTS = ("input_pack", "denoiser", "final_layer", "latent_update")
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "rss_bytes")

@@ -16,8 +16,8 @@ from request_bench.figures import profile_figures, request_figures
 from request_bench.sizes import Scale, prompt_of
 from request_bench.weights import RandomOpener
 from vflash.domain.canvas import Canvas
-from vflash.engine import Engine, VideoResult
-from vflash.pipeline import VideoRequest
+from vflash.engine import Engine
+from vflash.pipeline import VideoRequest, VideoResult
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_adapters.tiny_checkpoint import StoredDtype
 from vflash_adapters.tiny_checkpoint.layout import write_configs
