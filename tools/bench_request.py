@@ -9,9 +9,9 @@ pipeline alive: a warm-up at 448x256, the same again (latents must be equal), on
 again, and the profile must add up), then the timed requests.
 
     exact        BF16, resident
-    approximate  W8A8, mean-pooled Veda, resident; then one request with the fused video decoder
+    approximate  W8A8, mean-pooled Veda, resident; then one request with each other video decoder
     peer         one dense step of diffusers' transformer, all its blocks, the same weights and packed rows; velocities
-    fused        the exact section's latents decoded by the fused video decoder
+    decoders     the exact section's latents through each other video decoder
     swap         BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
 
 On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory and, with `swap`, of host memory too.
@@ -19,8 +19,8 @@ On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory
 Predicted for one H200 before the first run (the decoder's 5.6 s and 3.6 s, the evaluations' 24.3 s and 9.7 s are this
 card's earlier figures; 16 cores or more encode 120 frames in 1 to 2 s): exact 24.3 + 5.6 + 1.5 + 0.5 = 32 s, 30 s
 fused; approximate 9.7 + 5.6 + 1.5 + 0.5 = 17.3 s, 15.3 s fused, so 12 s is not reached; peer 6.8 s a step against 6.1;
-velocities within 2 %; profile within 1 % of the wall; device peak 93 GiB allocated exact, 75 approximate; swap within
-3 s of exact, 10 GiB allocated. The whole script about 215 s, the swap section 75 s more.
+velocities within 2 %; profile within 1 % of the wall; device peak 94 GiB allocated exact, 76 approximate; swap within
+3 s of exact, 10 GiB allocated. About 220 s with one other decoder, 30 s more for a second, 75 s more for `swap`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_every_request_is_accounted_for(report: dict[str, Any]) -> None:
         ("exact", ("warm-up", "small", "profiled", "first", "later")),
         ("approximate", ("warm-up", "small", "profiled", "first", "later", "fused warm-up", "fused")),
         ("swap", ("warm-up", "small", "profiled", "first")),
-        ("fused", ("warm-up", "first", "later")),
+        ("decoders", ("fused warm-up", "fused first", "fused later")),
     ):
         for run in runs:
             figures = sections[section][run]

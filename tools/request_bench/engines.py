@@ -13,6 +13,7 @@ from dependency_injector import providers
 from request_bench.sizes import Scale
 from request_bench.weights import RandomOpener
 from vflash.container import Container
+from vflash.domain.choices import VideoDecoderChoice
 from vflash.engine import Engine
 from vflash.settings import Settings
 from vflash.stages.models import Models
@@ -40,10 +41,16 @@ class Engines:
         with engine:
             yield engine, models
 
+    @property
+    def other_decoders(self) -> list[str]:
+        """Every video decoder but the default; a CPU has no FP8 products."""
+        others = [str(choice) for choice in VideoDecoderChoice if choice is not VideoDecoderChoice.DIFFUSERS]
+        return others if self.scale.real else [name for name in others if "fp8" not in name]
+
     @contextmanager
-    def open_fused(self, options: Mapping[str, str], models: Models) -> Iterator[Engine]:
-        """The same encoder and denoiser, with VAEs of its own whose video decoder is the fused one."""
-        container = self.container({**options, "video_decoder": "fused"})
+    def open_beside(self, options: Mapping[str, str], models: Models, decoder: str) -> Iterator[Engine]:
+        """The same encoder and denoiser, with VAEs of its own and another video decoder."""
+        container = self.container({**options, "video_decoder": decoder})
         codec = container.models().codec
         engine: Engine = container.pipeline(models=evolve(models, codec=codec))
         try:

@@ -33,7 +33,7 @@ def request_figures(result: VideoResult, wall_s: float) -> dict[str, Any]:
             for name, stage in (("encode", "encoding"), ("denoise", "denoising"), ("decode", "media"))
         },
         "backends": receipt["backends"],
-        "attention": {key: receipt["attention"][key] for key in ("backend", "exact", "dense_calls", "sparse_calls")},
+        "attention": receipt["attention"],
     }
 
 

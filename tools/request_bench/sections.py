@@ -32,15 +32,16 @@ def exact(run: Run, figures: Figures) -> None:
 
 
 def approximate(run: Run, figures: Figures) -> None:
-    """Its own decoder first, then the fused one with the same encoder and denoiser."""
+    """The released video decoder first, then the others with the same encoder and denoiser."""
     with run.engines.open(APPROXIMATE) as (engine, models):
         warm_and_check(run, engine, "approximate", figures)
         for name in ("first", "later"):
             run.request(engine, "approximate", figures, name, run.scale.large)
-        with run.engines.open_fused(APPROXIMATE, models) as fused_engine:
-            run.request(fused_engine, "approximate", figures, "fused warm-up", run.scale.small)
-            run.request(fused_engine, "approximate", figures, "fused", run.scale.large)
         figures["repeat_is_equal"] = run.same(("approximate", "first"), ("approximate", "later"))
+        for decoder in run.engines.other_decoders:
+            with run.engines.open_beside(APPROXIMATE, models, decoder) as beside:
+                run.request(beside, "approximate", figures, f"{decoder} warm-up", run.scale.small)
+                run.request(beside, "approximate", figures, decoder, run.scale.large)
 
 
 def peer(run: Run, figures: Figures) -> None:
@@ -67,14 +68,15 @@ def peer(run: Run, figures: Figures) -> None:
             run.save(f"peer {name}", ours[-1].seconds + theirs[-1].seconds)
 
 
-def fused(run: Run, figures: Figures) -> None:
-    """The exact section's latents once more, decoded by the fused decoder; nothing else is loaded."""
-    with run.engines.open({**EXACT, "video_decoder": "fused"}) as (engine, _):
-        for name, source in (("warm-up", "small"), ("first", "first"), ("later", "later")):
-            decode = partial(engine.decode, run.latents("exact", source))
-            result, wall_s = run.timed(f"fused {name}", decode)
-            figures[name] = decode_figures(result, wall_s)
-            run.save(f"fused {name}", wall_s)
+def decoders(run: Run, figures: Figures) -> None:
+    """The exact section's latents once more, through the other video decoders; nothing else is loaded."""
+    for decoder in run.engines.other_decoders:
+        with run.engines.open({**EXACT, "video_decoder": decoder}) as (engine, _):
+            for name, source in (("warm-up", "small"), ("first", "first"), ("later", "later")):
+                decode = partial(engine.decode, run.latents("exact", source))
+                result, wall_s = run.timed(f"{decoder} {name}", decode)
+                figures[f"{decoder} {name}"] = decode_figures(result, wall_s)
+                run.save(f"{decoder} {name}", wall_s)
 
 
 def swap(run: Run, figures: Figures) -> None:
@@ -116,6 +118,6 @@ SECTIONS: Mapping[str, Section] = {
     "exact": Section(measure=exact, expected_s=90),
     "approximate": Section(measure=approximate, expected_s=75),
     "peer": Section(measure=peer, expected_s=35),
-    "fused": Section(measure=fused, expected_s=20),
+    "decoders": Section(measure=decoders, expected_s=20),
     "swap": Section(measure=swap, expected_s=80),
 }
