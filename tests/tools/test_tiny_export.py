@@ -40,10 +40,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """States with weights large enough that every tensor matters; training would need longer to get there."""
     folder = tmp_path_factory.mktemp("run")
     one = Budget(steps=1)
-    train_video_vae(
-        VideoVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, canvases=((32, 32),), statistics_clips=1)
-    )
-    train_audio_vae(AudioVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, latents=8, statistics_clips=1))
+    train_video_vae(VideoVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, canvases=((32, 32),)))
+    train_audio_vae(AudioVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, latents=8))
     text: dict[str, torch.Tensor] = {}
     for seed, name in enumerate(("transformer", "transformer_ref")):
         values = _restless(folder, seed)

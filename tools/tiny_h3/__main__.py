@@ -11,7 +11,7 @@ from pathlib import Path
 from tiny_h3.asset import pack_checkpoint, pack_run
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
 from tiny_h3.export import export_checkpoint, size_of
-from tiny_h3.run import RunPlan, run
+from tiny_h3.run import RunPlan, judge_run, run
 from tiny_h3.sizes import FULL, TOY
 from tiny_h3.stage import Budget
 from tiny_h3.video_vae import VideoVaeJob, train_video_vae
@@ -19,7 +19,7 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tiny_h3", description=__doc__)
-    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "export", "pack"))
+    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "judge", "export", "pack"))
     parser.add_argument("--folder", type=Path, help="states, logs and sheets; a run goes on from it")
     parser.add_argument("--checkpoint", type=Path, help="`pack` this exported folder instead of a run's states")
     parser.add_argument("--output", type=Path, help="the new folder that `export` or `pack` writes")
@@ -50,18 +50,17 @@ def main() -> None:
     elif args.stage == "pack":
         print(pack_run(args.folder, args.output, sizes))
     else:
-        run(
-            RunPlan(
-                folder=args.folder,
-                seconds=args.seconds,
-                steps=args.steps,
-                toy=args.toy,
-                clips=args.clips,
-                batch=args.batch,
-                prompts=args.prompts,
-                compiled=not args.no_compile,
-            )
+        plan = RunPlan(
+            folder=args.folder,
+            seconds=args.seconds,
+            steps=args.steps,
+            toy=args.toy,
+            clips=args.clips,
+            batch=args.batch,
+            prompts=args.prompts,
+            compiled=not args.no_compile,
         )
+        (judge_run if args.stage == "judge" else run)(plan)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Train the audio VAE: mono stretches of the world's sound, on the latent grid.
+"""Train the audio VAE: mono stretches of the world's sound, on the latent grid, its latents being `audio_code`.
 
-The waveform itself is compared first: a tone's phase is fixed by the grid, so it can be learnt; log spectra of three
-window lengths keep quiet channels and silence right.
+The decoder learns code to waveform, the encoder waveform to code: two regressions in one step. The waveform itself is
+compared, since a tone's phase is fixed by the grid; log spectra of three window lengths keep quiet channels and silence
+right.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from attrs import frozen
 
 from tiny_h3.alias_free import fuse_activations
+from tiny_h3.audio_code import audio_code
+from tiny_h3.graphed import GraphedStep
 from tiny_h3.scenes import Scenes, SceneStream, draw_scenes
 from tiny_h3.stage import Budget, Log, Progress, learning_rate, load_state, pick_device, save_state
 from tiny_h3.world import AUDIO_LATENTS, HOP, render_audio
@@ -23,8 +26,13 @@ from vflash_adapters.tiny_checkpoint import Dimensions
 LATENTS = 104
 """Length of a training stretch: half a clip."""
 WINDOWS = (128, 512, 2048)
-KL_WEIGHT = 1e-3
 PEAK_RATE = 2e-3
+CODE_NOISE = 0.15
+"""At most this much noise on a code that the decoder sees, in standard deviations of each channel."""
+LOG_DEVIATION = -4.0
+"""What the encoder says of its own spread."""
+SPREAD_WEIGHT = 0.01
+STATISTICS_CLIPS = 512
 SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10, 40)
 
@@ -37,7 +45,6 @@ class AudioVaeJob:
     batch: int = 16
     seed: int = 2
     latents: int = LATENTS
-    statistics_clips: int = 128
 
     @property
     def state(self) -> Path:
@@ -52,23 +59,28 @@ def train_audio_vae(job: AudioVaeJob) -> None:
     torch.manual_seed(job.seed)
     vae, facts = open_audio_vae(job.sizes, job.state if job.state.exists() else None, device)
     log = Log(path=job.folder / "log.jsonl", stage="audio-vae")
-    _fuse(vae, device, log)
+    statistics = code_statistics(STATISTICS_CLIPS, torch.device("cpu"))
+    rate = torch.tensor(0.0, device=device)
+    on_gpu = device.type == "cuda"
     optimiser = torch.optim.AdamW(
-        vae.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=1e-4, fused=device.type == "cuda"
+        vae.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=1e-4, fused=on_gpu, capturable=on_gpu
     )
+    spread = torch.tensor(statistics["latents_std"], device=device)[:, None]
+    step = _step(vae, optimiser, spread, job, log)
     progress, done, saved = Progress(budget=job.budget), int(facts.get("steps", 0)), 0.0
     stream = SceneStream(job.batch, job.seed * 1_000_003 + done, device)
     while not progress.done:
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(PEAK_RATE, progress.share, progress.step)
-        parts = _update(vae, optimiser, stretches(next(stream), job.latents))
+        rate.fill_(learning_rate(PEAK_RATE, progress.share, progress.step))
+        wave, code = stretches(next(stream), job.latents)
+        level = CODE_NOISE * torch.rand(job.batch, 1, 1, device=device)
+        parts = step(wave, code, code + level * spread * torch.randn_like(code))
         progress.step += 1
         if progress.step % 200 == 0 or progress.step in FIRST_LOGGED:
-            log.write(step=done + progress.step, share=progress.share, **_named(parts))
+            graphed = step.failure or step.graphed
+            log.write(step=done + progress.step, share=progress.share, graph=graphed, **_named(parts))
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share
-            save_state(job.state, vae.state_dict(), {"steps": done + progress.step}, torch.float16)
-    statistics = latent_statistics(vae, job.statistics_clips, device)
+            save_state(job.state, vae.state_dict(), {"steps": done + progress.step, **statistics}, torch.float16)
     save_state(job.state, vae.state_dict(), {"steps": done + progress.step, **statistics}, torch.float16)
     log.write(step=done + progress.step, share=1.0, **_named(parts))
 
@@ -87,60 +99,65 @@ def open_audio_vae(sizes: Dimensions, state: Path | None, device: torch.device) 
     return vae.to(device), facts
 
 
-def stretches(scenes: Scenes, latents: int) -> torch.Tensor:
-    """One channel of a part of each clip, [n, latents * HOP], starting where a latent frame starts."""
+def stretches(scenes: Scenes, latents: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One channel of a part of each clip, starting where a latent frame starts: samples [n, latents * HOP] and their
+    code [n, 32, latents]."""
     device, count = scenes.shape.device, scenes.count
-    channel = torch.randint(2, (count, 1, 1), device=device)
-    start = torch.randint(AUDIO_LATENTS - latents + 1, (count, 1), device=device) * HOP
-    wave = render_audio(scenes)
-    mono = wave.gather(1, channel.expand(-1, 1, wave.shape[2]))[:, 0]
-    return mono.gather(1, start + torch.arange(latents * HOP, device=device))
+    channel = torch.randint(2, (count,), device=device)
+    start = torch.randint(AUDIO_LATENTS - latents + 1, (count, 1), device=device)
+    each = torch.arange(count, device=device)
+    frames = start + torch.arange(latents, device=device)
+    wave = render_audio(scenes)[each, channel].unflatten(1, (AUDIO_LATENTS, HOP))
+    code = audio_code(scenes)[each, channel]
+    return wave[each[:, None], frames].flatten(1), code.gather(2, frames[:, None].expand(-1, code.shape[1], -1))
 
 
-def audio_loss(vae: Any, wave: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """wave [n, samples] -> loss, waveform L1, log-spectral L1, KL."""
+def audio_loss(
+    vae: Any, spread: torch.Tensor, wave: torch.Tensor, code: torch.Tensor, noisy_code: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`spread` [32, 1] of the codes, wave [n, samples], codes [n, 32, latents] -> loss; waveform L1, log-spectral L1,
+    the encoder's mean squared error in standard deviations."""
+    decoded = vae.decode(noisy_code).sample[:, 0]
     posterior = vae.encode(wave[:, None]).latent_dist
-    mean, logs = posterior.mean, posterior.logs.clamp(-10.0, 4.0)
-    decoded = vae.decode(mean + torch.exp(logs) * torch.randn_like(mean)).sample[:, 0]
     absolute = (decoded - wave).abs().mean()
     spectral = torch.stack([_log_spectral(decoded, wave, size) for size in WINDOWS]).mean()
-    kl = (0.5 * (mean.square() + torch.exp(2.0 * logs) - 1.0) - logs).mean()
-    return 20.0 * absolute + spectral + KL_WEIGHT * kl, absolute.detach(), spectral.detach(), kl.detach()
+    missed = ((posterior.mean - code) / spread).square().mean()
+    stated = (posterior.logs - LOG_DEVIATION).square().mean()
+    loss = 20.0 * absolute + spectral + missed + SPREAD_WEIGHT * stated
+    return loss, absolute.detach(), spectral.detach(), missed.detach()
 
 
 @torch.no_grad()
-def latent_statistics(vae: Any, clips: int, device: torch.device) -> dict[str, list[float]]:
-    """Per-channel mean and standard deviation of posterior means over whole clips; what the config stores."""
-    means = []
-    for start in range(0, clips, 32):
-        wave = render_audio(draw_scenes(min(32, clips), 999_000 + start).to(device))
-        means.append(vae.encode(wave.flatten(0, 1)[:, None]).latent_dist.mode().transpose(0, 1).flatten(1))
-    flat = torch.cat(means, dim=1)
-    return {"latents_mean": flat.mean(1).tolist(), "latents_std": flat.std(1).clamp(min=1e-4).tolist()}
+def code_statistics(clips: int, device: torch.device) -> dict[str, list[float]]:
+    """Per-channel mean and standard deviation of the codes of whole clips; what the config stores."""
+    flat = audio_code(draw_scenes(clips, 999_000).to(device)).transpose(0, 2).flatten(1)
+    return {"latents_mean": flat.mean(1).tolist(), "latents_std": flat.std(1).clamp(min=1e-2).tolist()}
 
 
-def _fuse(vae: Any, device: torch.device, log: Log) -> None:
+def _step(vae: Any, optimiser: torch.optim.Optimizer, spread: torch.Tensor, job: AudioVaeJob, log: Log) -> GraphedStep:
     """Compiled activations on a GPU, if its compiler works; a run must not be lost to it."""
-    fuse_activations(vae, compiled=device.type == "cuda")
-    if device.type != "cuda":
-        return
-    begin = time.perf_counter()
-    try:
-        audio_loss(vae, torch.zeros(2, 10 * HOP, device=device))[0].backward()  # no two sizes equal: they would be tied
-    except Exception as error:
-        log.write(compiled=False, error=str(error)[:300])
-        fuse_activations(vae, compiled=False)
-    log.write(fused_in_seconds=time.perf_counter() - begin)
-    vae.zero_grad(set_to_none=True)
+    wave = torch.zeros(job.batch, job.latents * HOP, device=spread.device)
+    code = torch.zeros(job.batch, len(spread), job.latents, device=spread.device)
 
+    def update(*batch: torch.Tensor) -> torch.Tensor:
+        optimiser.zero_grad()
+        loss, *parts = audio_loss(vae, spread, *batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimiser.step()
+        return torch.stack([loss.detach(), *parts])
 
-def _update(vae: Any, optimiser: torch.optim.Optimizer, wave: torch.Tensor) -> torch.Tensor:
-    loss, *parts = audio_loss(vae, wave)
-    optimiser.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-    optimiser.step()
-    return torch.stack([loss.detach(), *parts])
+    fuse_activations(vae, compiled=spread.is_cuda)
+    step = GraphedStep(update, wave, code, code)
+    if spread.is_cuda:
+        begin = time.perf_counter()
+        try:
+            step(wave, code, code)  # at a rate of zero
+        except Exception as error:
+            log.write(compiled=False, error=str(error)[:300])
+            fuse_activations(vae, compiled=False)
+        log.write(first_step_seconds=time.perf_counter() - begin)
+    return step
 
 
 def _log_spectral(decoded: torch.Tensor, wave: torch.Tensor, size: int) -> torch.Tensor:
@@ -153,4 +170,4 @@ def _log_spectral(decoded: torch.Tensor, wave: torch.Tensor, size: int) -> torch
 
 
 def _named(parts: torch.Tensor) -> dict[str, float]:
-    return dict(zip(("loss", "absolute", "spectral", "kl"), parts.tolist(), strict=True))
+    return dict(zip(("loss", "absolute", "spectral", "missed"), parts.tolist(), strict=True))

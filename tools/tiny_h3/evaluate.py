@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from tiny_h3.pool import Encoders
+from tiny_h3.codecs import Codecs
 from tiny_h3.prompts import Prompt, pictures, prompt_set
 from tiny_h3.sampler import Rows, sample
 from tiny_h3.sizes import LATENT_CHANNELS, PATCH
@@ -56,7 +56,7 @@ class Sampled:
 @torch.no_grad()
 def evaluate(
     model: Model,
-    encoders: Encoders,
+    codecs: Codecs,
     presenter: Presenter,
     task: Task,
     *,
@@ -71,8 +71,8 @@ def evaluate(
     laying = Laying(presenter, model.facts, device, model.denoiser.dtype)
     made: list[Sampled] = []
     for group in _by_length(prompt_set(task, count), presenter):
-        rows = _sample_group(model, encoders, laying, group, canvas, evaluations, parameters)
-        made += _decode(encoders, rows, [prompt for prompt, _ in group], canvas)
+        rows = _sample_group(model, codecs, laying, group, canvas, evaluations, parameters)
+        made += _decode(codecs, rows, [prompt for prompt, _ in group], canvas)
     scores = Scores()
     spread = map if workers is None else workers.map
     for verdict in spread(judged, [question(item, canvas) for item in made]):
@@ -80,18 +80,18 @@ def evaluate(
     return scores, made
 
 
-def reconstruct(encoders: Encoders, count: int, canvas: tuple[int, int]) -> Scores:
+def reconstruct(codecs: Codecs, count: int, canvas: tuple[int, int]) -> Scores:
     """The judge on clips that only went through both VAEs and back: what the denoiser cannot beat."""
     scores = Scores()
-    device = encoders.video_mean.device
+    device = codecs.video.mean.device
     for prompt in prompt_set(Task.T2VA, count):
         scene = prompt.scene.to(device)
         with torch.no_grad():
             rows = Rows(
-                video=encoders.video_rows(render_video(scene, *canvas)),
-                audio=encoders.audio_rows(render_audio(scene, aspect=canvas)),
+                video=codecs.video.rows(render_video(scene, *canvas)),
+                audio=codecs.audio.rows(render_audio(scene, aspect=canvas)),
             )
-            (item,) = _decode(encoders, rows, [prompt], canvas)
+            (item,) = _decode(codecs, rows, [prompt], canvas)
         scores.add(judge(measure(item.clip), prompt.expected))
     return scores
 
@@ -106,7 +106,7 @@ def _by_length(prompts: list[Prompt], presenter: Presenter) -> list[list[tuple[P
 
 def _sample_group(
     model: Model,
-    encoders: Encoders,
+    codecs: Codecs,
     laying: Laying,
     group: list[tuple[Prompt, list[int]]],
     canvas: tuple[int, int],
@@ -118,11 +118,11 @@ def _sample_group(
     for prompt, _ in group:
         for name, picture in pictures(prompt, *canvas).items():
             pixels = torch.from_numpy(picture).to(device).permute(2, 0, 1)[None, :, None].float() / 255.0
-            given[name].append(encoders.video_rows(pixels))
+            given[name].append(codecs.video.rows(pixels))
     video_rows = LATENT_FRAMES * (canvas[0] // 32) * (canvas[1] // 32)
     empty = {
         "video": torch.zeros(count, video_rows, LATENT_CHANNELS * 4, device=device),
-        "audio": torch.zeros(count, 2 * AUDIO_LATENTS, encoders.audio_mean.numel(), device=device),
+        "audio": torch.zeros(count, 2 * AUDIO_LATENTS, codecs.audio.scale.mean.numel(), device=device),
     }
     prompts = torch.tensor([tokens for _, tokens in group])
     conditions = {name: torch.cat(parts) for name, parts in given.items()}
@@ -143,7 +143,7 @@ def _own_noise(empty: Mapping[str, torch.Tensor], numbers: list[int]) -> Noise:
     return Noise(**{name: torch.stack(parts).to(empty[name].device) for name, parts in drawn.items()})
 
 
-def _decode(encoders: Encoders, rows: Rows, prompts: list[Prompt], canvas: tuple[int, int]) -> list[Sampled]:
+def _decode(codecs: Codecs, rows: Rows, prompts: list[Prompt], canvas: tuple[int, int]) -> list[Sampled]:
     made = []
     for index, prompt in enumerate(prompts):
         latents = unpatchify(
@@ -154,8 +154,8 @@ def _decode(encoders: Encoders, rows: Rows, prompts: list[Prompt], canvas: tuple
             height=canvas[0] // 16,
             width=canvas[1] // 16,
         )
-        frames = encoders.decode_video(latents)[0, :, :DELIVERED]
-        wave = encoders.decode_audio(rows.audio[index])[:, : DELIVERED * SAMPLE_RATE_HZ // FPS]
+        frames = codecs.video.decode(latents)[0, :, :DELIVERED]
+        wave = codecs.audio.decode(rows.audio[index])[:, : DELIVERED * SAMPLE_RATE_HZ // FPS]
         pixels: NDArray[np.uint8] = (frames * 255).round().to(torch.uint8).permute(1, 2, 3, 0).cpu().numpy()
         clip = PlayedClip(frames=pixels, fps=FPS, waveform=wave.cpu().numpy(), sample_rate_hz=SAMPLE_RATE_HZ)
         made.append(Sampled(prompt=prompt, clip=clip))

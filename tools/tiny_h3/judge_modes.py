@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
+from tiny_h3.codecs import Codecs
 from tiny_h3.evaluate import evaluate
-from tiny_h3.pool import Encoders
 from tiny_h3.sheet import write_sheet
 from tiny_h3.stage import Log
 from tiny_h3.tasks import Task
@@ -36,14 +36,14 @@ class JudgedRun:
         return self.folder / name
 
 
-def judge_modes(plan: JudgedRun, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log) -> None:
+def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: torch.device, log: Log) -> None:
     """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
     results: dict[str, dict[str, float]] = {}
     with _judges(device) as workers:
         for label, task, evaluations, model, parameters in _runs(plan, presenter, device):
             scores, made = evaluate(
                 model,
-                encoders,
+                codecs,
                 presenter,
                 task,
                 evaluations=evaluations,

@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from attrs import define, frozen
 
-from tiny_h3.audio_vae import open_audio_vae
+from tiny_h3.codecs import AudioScale, VideoCodec
 from tiny_h3.scenes import describe, draw_scenes
-from tiny_h3.sizes import PATCH
-from tiny_h3.stage import compute_dtype
 from tiny_h3.text import Presenter, training_caption
-from tiny_h3.video_vae import normalise_pixels, open_video_vae, restore_pixels
-from tiny_h3.world import render_audio, render_video
-from vflash.model.patching import patchify
-from vflash_adapters.tiny_checkpoint import Dimensions
+from tiny_h3.world import render_video
 
 LAST_FRAME = 119
 """The last delivered frame: what a last keyframe shows."""
 REFERENCE_EDGE = 64
 CAPTIONS_EACH = 3
-
-
-@frozen(kw_only=True, eq=False)
-class Encoders:
-    """Both VAEs, frozen, with the statistics of their latents."""
-
-    video: Any
-    audio: Any
-    video_mean: torch.Tensor
-    video_std: torch.Tensor
-    audio_mean: torch.Tensor
-    audio_std: torch.Tensor
-
-    def video_rows(self, pixels: torch.Tensor) -> torch.Tensor:
-        """[n, 3, F, H, W] in [0, 1] -> normalised posterior means as rows, [n, T * h/2 * w/2, 96]."""
-        weight = next(self.video.encoder.parameters())
-        mean = self.video.encode(normalise_pixels(pixels).to(weight.dtype)).latent_dist.mode().float()
-        normal = (mean - _per_channel(self.video_mean)) / _per_channel(self.video_std)
-        return torch.stack([patchify(one[None], PATCH) for one in normal])
-
-    def audio_rows(self, wave: torch.Tensor) -> torch.Tensor:
-        """[n, 2, samples] -> [n, 2 * A, 32], channel-major."""
-        mean = self.audio.encode(wave.flatten(0, 1)[:, None]).latent_dist.mode().float()
-        normal = (mean - self.audio_mean[:, None]) / self.audio_std[:, None]
-        return normal.transpose(1, 2).reshape(wave.shape[0], -1, normal.shape[1])
-
-    def decode_video(self, latents: torch.Tensor) -> torch.Tensor:
-        """[1, 24, T, h, w] normalised -> [1, 3, F, H, W] in [0, 1]."""
-        plain = latents * _per_channel(self.video_std) + _per_channel(self.video_mean)
-        return restore_pixels(self.video.decode(plain).sample)
-
-    def decode_audio(self, rows: torch.Tensor) -> torch.Tensor:
-        """[2 * A, 32] channel-major, normalised -> [2, samples]."""
-        latents = rows.float().unflatten(0, (2, -1)).transpose(1, 2)
-        return self.audio.decode(latents * self.audio_std[:, None] + self.audio_mean[:, None]).sample[:, 0]
 
 
 @frozen(kw_only=True, eq=False)
@@ -110,7 +69,9 @@ class PoolPlan:
 
 
 @torch.no_grad()
-def fill_pools(plan: PoolPlan, encoders: Encoders, presenter: Presenter, device: torch.device) -> list[Pool]:
+def fill_pools(
+    plan: PoolPlan, video: VideoCodec, audio: AudioScale, presenter: Presenter, device: torch.device
+) -> list[Pool]:
     """Render and encode until the counts or the time is reached."""
     builders = [_Builder(c, plan.seed + 1_000_000 * i, presenter) for i, c in enumerate(plan.canvases)]
     begin, made = time.perf_counter(), 0
@@ -118,7 +79,7 @@ def fill_pools(plan: PoolPlan, encoders: Encoders, presenter: Presenter, device:
     while made < plan.clips and (made == 0 or time.perf_counter() - begin < plan.seconds):
         for builder, share in zip(builders, shares.tolist(), strict=True):
             while builder.count < share * (made + plan.chunk * len(builders)):
-                builder.add(plan.chunk, builder.seed + builder.count, encoders, device)
+                builder.add(plan.chunk, builder.seed + builder.count, video, audio, device)
         made = sum(builder.count for builder in builders)
     return [builder.pool() for builder in builders]
 
@@ -133,7 +94,7 @@ class _Builder:
         }
         self.count = 0
 
-    def add(self, count: int, seed: int, encoders: Encoders, device: torch.device) -> None:
+    def add(self, count: int, seed: int, video: VideoCodec, audio: AudioScale, device: torch.device) -> None:
         cpu_scenes = draw_scenes(count, seed)
         scenes, (height, width) = cpu_scenes.to(device), self.canvas
         pixels = render_video(scenes, height, width)
@@ -142,10 +103,10 @@ class _Builder:
             "last": pixels[:, :, LAST_FRAME : LAST_FRAME + 1],
             "reference": render_video(scenes, REFERENCE_EDGE, REFERENCE_EDGE, frames=1),
         }
-        self._keep("video", encoders.video_rows(pixels))
-        self._keep("audio", encoders.audio_rows(render_audio(scenes, aspect=self.canvas)))
+        self._keep("video", video.rows(pixels))
+        self._keep("audio", audio.scene_rows(scenes, self.canvas))
         for name, picture in single.items():
-            self._keep(name, encoders.video_rows(picture))
+            self._keep(name, video.rows(picture))
         rng = Random(seed)
         descriptions = describe(cpu_scenes)
         for pictured in (False, True):
@@ -172,23 +133,3 @@ class _Builder:
 
     def _keep(self, name: str, rows: torch.Tensor) -> None:
         self.parts[name].append(rows.to(torch.bfloat16 if rows.is_cuda else torch.float32))
-
-
-def open_encoders(sizes: Dimensions, folder: Path, device: torch.device) -> Encoders:
-    """Both trained VAEs of a run folder. The video encoder runs in the device's compute dtype, decoders in float32."""
-    video, video_facts = open_video_vae(sizes, folder / "vae.safetensors", device)
-    audio, audio_facts = open_audio_vae(sizes, folder / "audio_vae.safetensors", device)
-    video.requires_grad_(False)
-    audio.requires_grad_(False)
-    for part in (video.encoder, video.quant_conv):
-        part.to(compute_dtype(device))
-    statistics: dict[str, Any] = {
-        f"{kind}_{name}": torch.tensor(facts[f"latents_{name}"], device=device)
-        for kind, facts in (("video", video_facts), ("audio", audio_facts))
-        for name in ("mean", "std")
-    }
-    return Encoders(video=video, audio=audio, **statistics)
-
-
-def _per_channel(values: torch.Tensor) -> torch.Tensor:
-    return values.view(1, -1, 1, 1, 1)

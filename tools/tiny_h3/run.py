@@ -15,9 +15,10 @@ import torch
 from attrs import define, field, frozen
 
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
+from tiny_h3.codecs import Codecs, audio_scale, open_audio_codec, open_video_codec
 from tiny_h3.evaluate import reconstruct
 from tiny_h3.judge_modes import JudgedRun, judge_modes
-from tiny_h3.pool import Encoders, Pool, PoolPlan, fill_pools, open_encoders
+from tiny_h3.pool import Pool, PoolPlan, fill_pools
 from tiny_h3.sizes import FULL, TOY
 from tiny_h3.stage import Budget, Log, pick_device
 from tiny_h3.tasks import Laying, Task
@@ -37,9 +38,17 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 from vflash_adapters.tiny_checkpoint import Dimensions
 from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
 
-ENDS = {"vae": 0.23, "pools": 0.29, "denoiser": 0.80, "reference": 0.84, "turbo": 0.91, "veda": 0.93}
+ENDS = {
+    "audio on its own": 0.5,
+    "vae": 0.23,
+    "pools": 0.29,
+    "denoiser": 0.78,
+    "reference": 0.82,
+    "turbo": 0.92,
+    "veda": 0.94,
+}
 """When each stage ends, as a share of the whole time; sampling and judging have the rest."""
-ENDS_WITH_VAE = {"vae": 0.03, "pools": 0.10, **{k: v for k, v in ENDS.items() if k not in ("vae", "pools")}}
+ENDS_WITH_VAE = {**ENDS, "vae": 0.03, "pools": 0.10}
 CANVASES = ((96, 128), (96, 96), (128, 96), (64, 64))
 CANVAS_SHARES = (0.6, 0.15, 0.15, 0.1)
 
@@ -83,22 +92,36 @@ def run(plan: RunPlan) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     log = Log(path=plan.path("log.jsonl"), stage="run")
     device = pick_device()
-    trained = plan.path("vae.safetensors").exists() and plan.path("audio_vae.safetensors").exists()
+    trained = plan.path("vae.safetensors").exists()
     clock = _Clock(plan=plan, ends=dict(ENDS_WITH_VAE if trained else ENDS))
     presenter = open_presenter(plan.folder)
+    beside = None if plan.path("audio_vae.safetensors").exists() else _train_audio(plan, clock)
     if not trained:
-        _train_vaes(plan, clock, log)
-    encoders = open_encoders(plan.sizes, plan.folder, device)
-    log.write(reconstruction=reconstruct(encoders, min(16, plan.prompts), plan.canvases[0]).shares())
-    pools = _pools(plan, clock, encoders, presenter, device, log)
+        train_video_vae(
+            VideoVaeJob(sizes=plan.sizes, folder=plan.folder, budget=clock.budget("vae"), **_small_video(plan))
+        )
+    pools = _pools(plan, clock, presenter, device, log)
     compiled = plan.compiled and device.type == "cuda" and _compiles(plan, pools, presenter, device, log)
     _train_denoisers(plan, clock, pools, presenter, device, compiled=compiled)
     for name, stage in (
         ("turbo", lambda: train_turbo(_turbo_job(plan, clock), pools, presenter, device)),
         ("veda", lambda: train_veda(_veda_job(plan, clock), pools, presenter, device)),
-        ("evaluate", lambda: judge_modes(_judged_run(plan), encoders, presenter, device, log)),
     ):
         _guarded(name, stage, log)
+    if beside is not None and beside.wait() != 0:
+        raise RuntimeError("the audio VAE's process failed; its traceback is above")
+    _guarded("judge", lambda: judge_run(plan), log)
+
+
+def judge_run(plan: RunPlan) -> None:
+    """The judge on both VAEs alone, then on every mode of what is in the folder."""
+    log, device = Log(path=plan.path("log.jsonl"), stage="judge"), pick_device()
+    codecs = Codecs(
+        video=open_video_codec(plan.sizes, plan.folder, device), audio=open_audio_codec(plan.sizes, plan.folder, device)
+    )
+    log.write(reconstruction=reconstruct(codecs, min(16, plan.prompts), plan.canvases[0]).shares())
+    judged = JudgedRun(folder=plan.folder, sizes=plan.sizes, canvas=plan.canvases[0], prompts=plan.prompts)
+    judge_modes(judged, codecs, open_presenter(plan.folder), device, log)
 
 
 def open_presenter(folder: Path) -> Presenter:
@@ -109,28 +132,18 @@ def open_presenter(folder: Path) -> Presenter:
     return load_presenter(file)
 
 
-def _train_vaes(plan: RunPlan, clock: _Clock, log: Log) -> None:
-    """The audio VAE in a process of its own beside the video VAE: neither fills the device alone."""
-    budget = clock.budget("vae")
-    audio = AudioVaeJob(sizes=plan.sizes, folder=plan.folder, budget=budget, **_small_audio(plan))
-    video = VideoVaeJob(sizes=plan.sizes, folder=plan.folder, budget=budget, **_small_video(plan))
+def _train_audio(plan: RunPlan, clock: _Clock) -> subprocess.Popen[bytes] | None:
+    """In a process of its own: on a second GPU nothing waits for it, and one GPU is not filled by the video VAE alone.
+    Denoisers do not need it: a scene's audio latents are its code."""
     if not plan.audio_beside:
-        train_audio_vae(audio)
-        train_video_vae(video)
-        return
-    command = [sys.executable, "-m", "tiny_h3", "audio-vae", "--folder", str(plan.folder)]
-    command += ["--seconds", str((budget.seconds or 60.0) - 8.0)]  # its own start-up takes about this long
-    beside = subprocess.Popen(command, env=_second_device())
-    train_video_vae(video)
-    if beside.wait(timeout=120) != 0:
-        raise RuntimeError("the audio VAE's process failed; its traceback is above")
-    log.write(done="vaes")
-
-
-def _second_device() -> dict[str, str]:
-    """The environment of a process that has the second GPU to itself, where there is one."""
+        train_audio_vae(
+            AudioVaeJob(sizes=plan.sizes, folder=plan.folder, budget=clock.budget("vae"), **_small_audio(plan))
+        )
+        return None
     two = torch.cuda.device_count() > 1
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": "1"} if two else {})}
+    seconds = clock.budget("audio on its own" if two else "vae").seconds or 60.0
+    command = [sys.executable, "-m", "tiny_h3", "audio-vae", "--folder", str(plan.folder), "--seconds", str(seconds)]
+    return subprocess.Popen(command, env={**os.environ, **({"CUDA_VISIBLE_DEVICES": "1"} if two else {})})
 
 
 def _small_video(plan: RunPlan) -> dict[str, Any]:
@@ -138,12 +151,10 @@ def _small_video(plan: RunPlan) -> dict[str, Any]:
 
 
 def _small_audio(plan: RunPlan) -> dict[str, Any]:
-    return {"batch": 1, "latents": 12, "statistics_clips": 1} if plan.toy else {}
+    return {"batch": 1, "latents": 12} if plan.toy else {}
 
 
-def _pools(
-    plan: RunPlan, clock: _Clock, encoders: Encoders, presenter: Presenter, device: torch.device, log: Log
-) -> list[Pool]:
+def _pools(plan: RunPlan, clock: _Clock, presenter: Presenter, device: torch.device, log: Log) -> list[Pool]:
     wanted = PoolPlan(
         canvases=plan.canvases,
         shares=CANVAS_SHARES[: len(plan.canvases)],
@@ -152,7 +163,8 @@ def _pools(
         chunk=1 if plan.toy else 32,
     )
     begin = time.perf_counter()
-    pools = fill_pools(wanted, encoders, presenter, device)
+    video = open_video_codec(plan.sizes, plan.folder, device)
+    pools = fill_pools(wanted, video, audio_scale(device), presenter, device)
     log.write(done="pools", clips=[pool.count for pool in pools], seconds=time.perf_counter() - begin)
     return pools
 
@@ -208,8 +220,8 @@ def _turbo_job(plan: RunPlan, clock: _Clock) -> TurboJob:
         adapter=plan.path("turbo.safetensors"),
         log=plan.path("log.jsonl"),
         budget=clock.budget("turbo"),
-        batch=max(1, plan.batch // 2),
-        compiled=False,  # its frozen teacher would be compiled once more
+        batch=plan.batch,
+        compiled=False,  # teacher and student would be compiled once more each
     )
 
 
@@ -222,10 +234,6 @@ def _veda_job(plan: RunPlan, clock: _Clock) -> VedaJob:
         budget=clock.budget("veda"),
         batch=max(1, plan.batch // 8),
     )
-
-
-def _judged_run(plan: RunPlan) -> JudgedRun:
-    return JudgedRun(folder=plan.folder, sizes=plan.sizes, canvas=plan.canvases[0], prompts=plan.prompts)
 
 
 def _guarded(name: str, stage: Callable[[], None], log: Log) -> None:

@@ -94,8 +94,7 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
     source = next((path for path in (job.state, job.start) if path is not None and path.exists()), None)
     model, facts = open_model(job.sizes, presenter, source, device, seed=job.seed, compiled=job.compiled)
     trained = {k: v for k, v in model.everything().items() if any(part in k for part in job.only)}
-    for name, value in model.everything().items():
-        value.requires_grad_(name in trained)
+    untouched = [v for k, v in model.everything().items() if k not in trained]
     hidden = hidden_matrices({name: value for name, value in trained.items() if not name.startswith(TEXT)})
     optimiser = Optimiser(trained, hidden, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
     average = {name: value.detach().clone() for name, value in model.everything().items()}
@@ -107,6 +106,8 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
         example, task = draw_example(job, pools, laying, generator)
         loss, parts = flow_loss(model, example)
         loss.backward()
+        for value in untouched:
+            value.grad = None  # asked for all the same: the compiled block is then the one of the stage before
         optimiser.step(job.rate * learning_rate(1.0, progress.share, progress.step))
         _follow(average, trained, min(AVERAGE, progress.step / (progress.step + 20)))
         progress.step += 1

@@ -65,9 +65,9 @@ def truth(scenes: Scenes, height: int, width: int, *, frames: int = FRAMES) -> T
     seconds = torch.arange(frames, device=device) / FPS
     x, y, radius = locate(scenes, seconds, height, width)
     latents = audio_latents(frames)
-    click = _clicks(scenes, latents)
-    harmonic = _harmonics(scenes, latents)
-    sounding = _beat(scenes, latents) | _since_click(click).lt(CLICK_LATENTS)
+    click = clicks(scenes, latents)
+    harmonic = harmonics(scenes, latents)
+    sounding = beats(scenes, latents) | since_click(click).lt(CLICK_LATENTS)
     return Truth(x=x, y=y, radius=radius, pitch_hz=torch.where(sounding, harmonic * 40.0, 0.0), click=click)
 
 
@@ -139,21 +139,26 @@ def render_audio(scenes: Scenes, *, frames: int = FRAMES, aspect: tuple[int, int
     latents = audio_latents(frames)
     device = scenes.shape.device
     within = torch.arange(HOP, device=device) / SAMPLE_RATE_HZ
-    tone = _tone(_harmonics(scenes, latents), within)
-    beat = _beat(scenes, latents)
+    tone = _tone(harmonics(scenes, latents), within)
+    beat = beats(scenes, latents)
     envelope = _edges(beat, within)
-    click = _clicks(scenes, latents)
-    since = _since_click(click)
+    click = clicks(scenes, latents)
+    since = since_click(click)
     age = since[:, :, None] / 40.0 + within
     ring = torch.exp(-age / CLICK_DECAY_S) * (age / 0.001).clamp(0, 1) * since.lt(CLICK_LATENTS)[:, :, None]
     wave = (tone * (envelope + ring)).flatten(1)
     seconds = torch.arange(wave.shape[1], device=device) / SAMPLE_RATE_HZ
     knots = torch.arange(latents + 1, device=device) / 40.0
-    x, _, radius = locate(scenes, knots.clamp(max=(FRAMES - 1) / FPS), *aspect)
+    both = gains(scenes, knots, aspect)
+    return torch.stack([wave * _between(gain, seconds) for gain in both], dim=1) * AMPLITUDE
+
+
+def gains(scenes: Scenes, seconds: torch.Tensor, aspect: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left and right, [n, len(seconds)] each: the pan is the object's place, what grows gets louder."""
+    x, _, radius = locate(scenes, seconds.clamp(max=(FRAMES - 1) / FPS), *aspect)
     resizing = scenes.is_motion(Motion.GROW, Motion.SHRINK)[:, None]
     loud = torch.where(resizing, radius / GROWN[1], 1.0)
-    left, right = torch.cos(0.5 * math.pi * x) * loud, torch.sin(0.5 * math.pi * x) * loud
-    return torch.stack([wave * _between(gain, seconds) for gain in (left, right)], dim=1) * AMPLITUDE
+    return torch.cos(0.5 * math.pi * x) * loud, torch.sin(0.5 * math.pi * x) * loud
 
 
 def _into_room(fraction: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
@@ -194,7 +199,7 @@ def _cover(
     return (0.5 - distance * scale / 1.2).clamp(0, 1), 1.0 - SHADE * dy
 
 
-def _harmonics(scenes: Scenes, latents: int) -> torch.Tensor:
+def harmonics(scenes: Scenes, latents: int) -> torch.Tensor:
     """Which multiple of 40 Hz each latent frame sounds, float [n, latents], whether or not it is silent."""
     low = torch.tensor([HARMONIC[p] for p in PITCHES], device=scenes.pitch.device)[scenes.pitch].float()[:, None]
     progress = (torch.arange(latents, device=low.device) / (latents - 1))[None]
@@ -209,7 +214,7 @@ def _tone(harmonic: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
     return sum(weight * torch.sin((k + 1) * angle) for k, weight in enumerate(OVERTONES)) / sum(OVERTONES)  # type: ignore[return-value]
 
 
-def _beat(scenes: Scenes, latents: int) -> torch.Tensor:
+def beats(scenes: Scenes, latents: int) -> torch.Tensor:
     """Where the tone sounds, bool [n, latents]; a bounce has no tone, only clicks."""
     index = torch.arange(latents, device=scenes.rhythm.device)[None]
     rhythm = scenes.rhythm[:, None]
@@ -229,7 +234,7 @@ def _edges(on: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
     return on[:, :, None] * rise * fall
 
 
-def _clicks(scenes: Scenes, latents: int) -> torch.Tensor:
+def clicks(scenes: Scenes, latents: int) -> torch.Tensor:
     """Latent frames in which the object hits the floor, bool [n, latents]."""
     index = torch.arange(latents, device=scenes.motion.device)[None]
     since = index - scenes.hit_first[:, None]
@@ -237,7 +242,7 @@ def _clicks(scenes: Scenes, latents: int) -> torch.Tensor:
     return (torch.remainder(since, scenes.hit_every[:, None]) == 0) & scenes.is_motion(Motion.BOUNCE)[:, None]
 
 
-def _since_click(click: torch.Tensor) -> torch.Tensor:
+def since_click(click: torch.Tensor) -> torch.Tensor:
     """Latent frames since the last click, large before the first: int64 [n, latents]."""
     index = torch.arange(click.shape[1], device=click.device).expand_as(click)
     last = torch.where(click, index, -1_000).cummax(1).values
