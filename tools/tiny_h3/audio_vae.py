@@ -26,7 +26,7 @@ from vflash_adapters.tiny_checkpoint import Dimensions
 LATENTS = 104
 """Length of a training stretch: half a clip."""
 WINDOWS = (128, 512, 2048)
-PEAK_RATE = 2e-3
+PEAK_RATE = 3e-3
 CODE_NOISE = 0.15
 """At most this much noise on a code that the decoder sees, in standard deviations of each channel."""
 LOG_DEVIATION = -4.0

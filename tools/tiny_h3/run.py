@@ -39,7 +39,7 @@ from vflash_adapters.tiny_checkpoint import Dimensions
 from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
 
 ENDS = {
-    "audio on its own": 0.5,
+    "audio on its own": 0.25,
     "vae": 0.23,
     "pools": 0.29,
     "denoiser": 0.78,
@@ -48,7 +48,7 @@ ENDS = {
     "veda": 0.94,
 }
 """When each stage ends, as a share of the whole time; sampling and judging have the rest."""
-ENDS_WITH_VAE = {**ENDS, "vae": 0.03, "pools": 0.10}
+ENDS_WITH_VAE = {**ENDS, "vae": 0.02, "pools": 0.12}
 CANVASES = ((96, 128), (96, 96), (128, 96), (64, 64))
 CANVAS_SHARES = (0.6, 0.15, 0.15, 0.1)
 
