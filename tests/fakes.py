@@ -21,6 +21,9 @@ HOP = 800
 class FlatCodecs:
     """A `LatentCodecProvider` that shows each latent frame as flat colour: a request costs no VAE."""
 
+    def check(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Runs anywhere."""
+
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[LatentCodec]:
         yield FlatCodec()

@@ -83,6 +83,9 @@ class RecordingCodecs:
         self.video_conditions: list[torch.Tensor] = []
         self.audio_conditions: list[torch.Tensor] = []
 
+    def check(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._inner.check(model_dir, device=device, dtype=dtype)
+
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[LatentCodec]:
         self.opened += 1

@@ -35,6 +35,10 @@ class LatentCodec(Protocol):
 class LatentCodecProvider(Protocol):
     """Opens the VAEs for a scope; each is loaded at its first use and released when the scope ends."""
 
+    def check(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises `UnsupportedError`, with the cure, before any weight is read, if this machine cannot decode so."""
+        ...
+
     def open(
         self, model_dir: Path, *, device: torch.device, dtype: torch.dtype
     ) -> AbstractContextManager[LatentCodec]: ...

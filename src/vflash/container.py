@@ -155,6 +155,7 @@ class Container(containers.DeclarativeContainer):
         swap=settings.provided.swaps,
         owned=settings.provided.keeps,
         video_decoder=video_decoder,
+        fp8_fast_accum=settings.provided.fp8_fast_accum,
         tiles_at_once=settings.provided.vae_tiles_at_once,
     )
     text_encoder_loader: Provider[TextEncoderLoader | None] = providers.Object(None)
@@ -191,6 +192,7 @@ class Container(containers.DeclarativeContainer):
         weights=checkpoint,
         weight_reading=settings.provided.weight_reading,
         ffn_chunk_rows=settings.provided.ffn_chunk_rows,
+        codec=latent_codec,
         video_decoder=video_decoder,
         vae_tiles_at_once=settings.provided.vae_tiles_at_once,
         model_placement=settings.provided.model_placement,

@@ -94,6 +94,7 @@ class Engine:
         facts = self.model_facts(folder)
         check_device(self.backends.device)
         self.backends.check_blocks(facts)
+        self.backends.check_codec(self.model_dir)
         self.backends.check_component(self.model_dir / folder, facts.denoiser)
         return self.foresight.plan(
             request, gather(request, facts, self.reader, self.backends.profile), facts, compare=True
@@ -184,9 +185,11 @@ class Engine:
             latents = self.latent_store.load(outputs.latents)
             facts = self.model_facts(self.models.first_denoiser)
             length = saved_length(latents, facts.codec, what=str(kept))
+            self.backends.check_codec(self.model_dir)
             with self._gate.executing(watch, self._release):
                 delivery = self._deliver(latents, length, facts, outputs, watch, profiles)
-            return self._finish(decode_receipt(latents.metadata, length), delivery, outputs, watch, clock)
+            run = decode_receipt(latents.metadata, length, self.backends.codec_receipt())
+            return self._finish(run, delivery, outputs, watch, clock)
 
     def close(self) -> None:
         """Release every model; idempotent. Refused while a request runs."""
@@ -202,9 +205,11 @@ class Engine:
         self.close()
 
     def _checked_facts(self, folder: str) -> ModelFacts:
-        """Of a checkpoint whose denoiser every chosen backend can run, by what is stored."""
+        """Of a checkpoint whose denoiser every chosen backend can run, by what is stored, and whose latents the chosen
+        decoder can decode."""
         facts = self.model_facts(folder)
         self.backends.check(facts)
+        self.backends.check_codec(self.model_dir)
         self.backends.check_component(self.model_dir / folder, facts.denoiser)
         return facts
 

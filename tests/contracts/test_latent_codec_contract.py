@@ -11,14 +11,19 @@ import pytest
 import torch
 
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.errors import ContractError
+from vflash_ports.latent_codec import LatentCodecProvider
 
 CPU = torch.device("cpu")
 HOP = 800
 
 
 class FakeCodecs:
+    def check(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Runs anywhere."""
+
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[FakeCodec]:
         yield FakeCodec()
@@ -53,20 +58,30 @@ class FakeCodec:
         return torch.tanh(latents.mean(1)).repeat_interleave(HOP, -1)
 
 
+FUSED, FUSED_FP8 = VideoDecoder.FUSED, VideoDecoder.FUSED_FP8
 CODECS = {
     "small": DiffusersVaes(weights=MmapWeights),
     "small, 3 tiles at once": DiffusersVaes(weights=MmapWeights, tiles_at_once=3),
+    "small, fused": DiffusersVaes(weights=MmapWeights, video_decoder=FUSED),
+    "small, fused, bfloat16": DiffusersVaes(weights=MmapWeights, video_decoder=FUSED, tiles_at_once=3),
+    "small, fused-fp8, bfloat16": DiffusersVaes(weights=MmapWeights, video_decoder=FUSED_FP8, tiles_at_once=3),
+    "small, fused-fp8, swapped, bfloat16": DiffusersVaes(weights=MmapWeights, video_decoder=FUSED_FP8, swap=True),
     "other": DiffusersVaes(weights=MmapWeights),
     "other, 3 tiles at once": DiffusersVaes(weights=MmapWeights, tiles_at_once=3),
+    "other, fused": DiffusersVaes(weights=MmapWeights, video_decoder=FUSED, tiles_at_once=3),
     "small, swapped": DiffusersVaes(weights=MmapWeights, swap=True),
     "fake": FakeCodecs(),
 }
+"""By checkpoint, float32 unless it says so."""
 
 
 @pytest.fixture(scope="module", params=CODECS)
 def codec(request: pytest.FixtureRequest, tiny_checkpoints: Mapping[str, Path]) -> Iterator[Any]:
     folder = tiny_checkpoints.get(request.param.partition(",")[0], Path())
-    with CODECS[request.param].open(folder, device=CPU, dtype=torch.float32) as opened:
+    dtype = torch.bfloat16 if request.param.endswith("bfloat16") else torch.float32
+    provider: LatentCodecProvider = CODECS[request.param]
+    provider.check(folder, device=CPU, dtype=dtype)
+    with provider.open(folder, device=CPU, dtype=dtype) as opened:
         yield opened
 
 

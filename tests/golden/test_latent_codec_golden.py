@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from oracle import MODES, Oracle, OracleRequest, OracleResult, picture
 
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_adapters.weights.mmap_source import MmapWeights
 
 CPU = torch.device("cpu")
@@ -60,3 +62,15 @@ def test_bfloat16_follows_the_released_precision(oracle: Oracle, tiny_checkpoint
         equal(codec.encode_pixels(conditions(result)[0]), result.condition_latents[0])
         equal(torch.cat(list(codec.decode_video(result.latents))), result.frames)
         equal(codec.decode_audio(result.audio_latents), result.waveform)
+
+
+def test_fp8_stays_near_the_reference_s_pixels(oracle: Oracle, tiny_checkpoints: Mapping[str, Path]) -> None:
+    """At least 48 dB from the reference's BF16 frames as 8-bit pictures (measured: 51.0); 60 is too near for FP8."""
+    checkpoint = tiny_checkpoints["small"]
+    result = oracle.run(checkpoint, oracle.request("i2va"), dtype="bfloat16")
+    codecs = DiffusersVaes(weights=MmapWeights, video_decoder=VideoDecoder.FUSED_FP8, tiles_at_once=3)
+    with codecs.open(checkpoint, device=CPU, dtype=torch.bfloat16) as codec:
+        found = torch.cat(list(codec.decode_video(result.latents)))
+    steps = (found * 255).round() - (result.frames * 255).round()
+    psnr_db = 20 * math.log10(255) - 10 * math.log10(float(steps.double().square().mean()))
+    assert 48 < psnr_db < 60

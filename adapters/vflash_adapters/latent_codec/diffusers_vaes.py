@@ -14,8 +14,8 @@ from attrs.validators import ge
 
 from vflash_adapters.latent_codec.decode_windows import decode_windows
 from vflash_adapters.latent_codec.delivered_frames import PIXEL_MEAN, PIXEL_STD, delivered_frames, per_channel
-from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae
-from vflash_adapters.latent_codec.video_decoders import VideoDecoder, tile_decoder
+from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae, read_config
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder, check_video_decoder, tile_decoder
 from vflash_adapters.residency.host_masters import HostMasters
 from vflash_ports.errors import ClosedError, ContractError, NonFiniteError
 from vflash_ports.weights import WeightOpener
@@ -29,6 +29,7 @@ class DiffusersVaes:
     """`weights` opens `vae/` and `audio_vae/`. With `swap` a VAE's weights wait in host memory between its uses: in
     this process's own if `owned`, else where the source has them. `tiles_at_once` tiles of a video are decoded in one
     batch: one is the reference's own order of work; each takes about 117 MB (released sizes, BF16) on top of the rest.
+    `fp8_fast_accum` is for the video decoder `fused-fp8`: partial sums in reduced precision.
     """
 
     weights: WeightOpener
@@ -36,6 +37,13 @@ class DiffusersVaes:
     owned: bool = True
     tiles_at_once: int = field(default=1, validator=ge(1))
     video_decoder: VideoDecoder = VideoDecoder.DIFFUSERS
+    fp8_fast_accum: bool = False
+
+    def check(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Whether the video decoder can run; the configuration is read for the ones that are not diffusers' own."""
+        if self.video_decoder is not VideoDecoder.DIFFUSERS:
+            config = read_config(model_dir / VIDEO_VAE.folder / "config.json")
+            check_video_decoder(self.video_decoder, config, device=device, dtype=dtype)
 
     @contextmanager
     def open(self, model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[DiffusersCodec]:
@@ -47,6 +55,7 @@ class DiffusersVaes:
             swap=self.swap,
             owned=self.owned,
             video_decoder=self.video_decoder,
+            fp8_fast_accum=self.fp8_fast_accum,
             tiles_at_once=self.tiles_at_once,
         )
         try:
@@ -66,6 +75,7 @@ class DiffusersCodec:
     _swap: bool = False
     _owned: bool = True
     _video_decoder: VideoDecoder = VideoDecoder.DIFFUSERS
+    _fp8_fast_accum: bool = False
     _tiles_at_once: int = 1
     _loaded: dict[str, Any] = field(factory=dict, init=False)
     _masters: dict[str, HostMasters] = field(factory=dict, init=False)
@@ -95,12 +105,8 @@ class DiffusersCodec:
         latents = latents.to(self._device)
         with self._at_work(VIDEO_VAE) as vae:
             mean, std = _statistics(vae, latents, channel_axis=1)
-            clips = decode_windows(
-                vae,
-                latents * std + mean,
-                tiles_at_once=self._tiles_at_once,
-                decode=tile_decoder(vae, self._video_decoder, self._device),
-            )
+            decode = tile_decoder(vae, self._video_decoder, self._device, fp8_fast_accum=self._fp8_fast_accum)
+            clips = decode_windows(vae, latents * std + mean, tiles_at_once=self._tiles_at_once, decode=decode)
             yield from delivered_frames(clips)
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:

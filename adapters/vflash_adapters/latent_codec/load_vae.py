@@ -73,7 +73,7 @@ def empty_vae(kind: VaeKind, folder: Path) -> Any:
     import diffusers
 
     path = folder / "config.json"
-    config = _read_config(path)
+    config = read_config(path)
     if config.get("_class_name") != kind.class_name:
         raise CheckpointError(f"{path} describes a {config.get('_class_name')}; {kind.class_name} is needed")
     model_class: Callable[..., Any] = getattr(diffusers, kind.class_name)
@@ -88,7 +88,8 @@ def empty_vae(kind: VaeKind, folder: Path) -> Any:
             raise CheckpointError(f"{path} does not describe a {kind.class_name}: {error}") from error
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Raises `CheckpointError` for a file that cannot be read or is no JSON object."""
     try:
         content = path.read_bytes()
     except OSError as error:

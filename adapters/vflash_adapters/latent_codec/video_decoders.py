@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch.nn.attention import SDPBackend
 
 from vflash_adapters.block_kernels.device_default import default_block_kernels
 from vflash_adapters.latent_codec.decode_windows import DecodeTiles, own_decoder
-from vflash_adapters.latent_codec.vit_decoder import DecoderKernels, VitDecoder, scaled_residual_norm
+from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels, head_norm_rope, scaled_residual_norm
+from vflash_adapters.latent_codec.decoder_linears import dense_linear, fp8_linear
+from vflash_adapters.latent_codec.vit_decoder import VitDecoder
+from vflash_adapters.linear.fp8 import default_row_kernels
+from vflash_adapters.linear.row_fp8 import ADMITTED_CAPABILITIES, SCALED_GEMM_ALIGNMENT, admits
+from vflash_ports.errors import UnsupportedError
 
 
 class VideoDecoder(StrEnum):
-    """`diffusers` calls the VAE's own decoder; `fused` runs the same layers on fused kernels."""
+    """`diffusers` calls the VAE's own decoder; `fused` runs the same layers on fused kernels; `fused-fp8` multiplies
+    in FP8 as well (W8A8), which is approximate."""
 
     DIFFUSERS = "diffusers"
     FUSED = "fused"
+    FUSED_FP8 = "fused-fp8"
 
 
-def tile_decoder(vae: Any, decoder: VideoDecoder, device: torch.device) -> DecodeTiles:
-    """Made for one clip."""
-    return own_decoder(vae) if decoder is VideoDecoder.DIFFUSERS else VitDecoder(vae, fused_kernels(device))
+def check_video_decoder(
+    decoder: VideoDecoder, config: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raises `UnsupportedError`, with the cure, if `decoder` cannot run a VAE of this `config` here; loads nothing."""
+    if decoder is VideoDecoder.DIFFUSERS:
+        return
+    default_block_kernels(device)  # refuses where Triton is needed and missing
+    if decoder is VideoDecoder.FUSED_FP8:
+        _check_fp8(config, device, dtype)
+
+
+def tile_decoder(vae: Any, decoder: VideoDecoder, device: torch.device, *, fp8_fast_accum: bool = False) -> DecodeTiles:
+    """Made for one clip; weights are quantised here."""
+    if decoder is VideoDecoder.DIFFUSERS:
+        return own_decoder(vae)
+    kernels = fused_kernels(device)
+    return VitDecoder(vae, kernels if decoder is VideoDecoder.FUSED else in_fp8(kernels, device, fp8_fast_accum))
 
 
 def fused_kernels(device: torch.device) -> DecoderKernels:
     """Triton on CUDA, torch elsewhere; attention is exact everywhere."""
-    if device.type != "cuda":
-        kernels = (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
-        return DecoderKernels(
-            block=default_block_kernels(device), residual_norm=scaled_residual_norm, attention=kernels
-        )
     block = default_block_kernels(device)
+    if device.type != "cuda":
+        return DecoderKernels(
+            block=block,
+            residual_norm=scaled_residual_norm,
+            head_norm_rope=head_norm_rope,
+            attention=(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH),
+            linear=dense_linear,
+        )
+    from vflash_adapters.latent_codec.triton_head_norm_rope import triton_head_norm_rope
     from vflash_adapters.latent_codec.triton_residual_norm import triton_residual_norm
 
-    # float32 decoders run where only the last of these takes them
-    order = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
-    return DecoderKernels(block=block, residual_norm=triton_residual_norm, attention=order)
+    return DecoderKernels(
+        block=block,
+        residual_norm=triton_residual_norm,
+        head_norm_rope=triton_head_norm_rope,
+        # float32 decoders run where only the last of these takes them
+        attention=(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
+        linear=dense_linear,
+    )
+
+
+def in_fp8(kernels: DecoderKernels, device: torch.device, fast_accum: bool) -> DecoderKernels:
+    """The same, with W8A8 linears."""
+    row_kernels = default_row_kernels("auto", device)
+    return evolve(kernels, linear=fp8_linear(row_kernels=row_kernels, fast_accum=fast_accum))
+
+
+def _check_fp8(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    what, cure = "video decoder 'fused-fp8'", "choose video decoder 'fused' or 'diffusers'"
+    if dtype != torch.bfloat16:
+        raise UnsupportedError(f"{what} runs in bfloat16, not {dtype}: choose dtype bfloat16, or {cure}")
+    if not admits(device):
+        admitted = " and ".join(f"{major}.{minor}" for major, minor in ADMITTED_CAPABILITIES)
+        raise UnsupportedError(f"{what} is admitted on compute capability {admitted}, not on {device}: {cure}")
+    width = config.get("decoder_num_attention_heads", 32) * config.get("decoder_attention_head_dim", 64)
+    if width % SCALED_GEMM_ALIGNMENT:
+        raise UnsupportedError(
+            f"{what} needs a decoder whose width is a multiple of {SCALED_GEMM_ALIGNMENT}, not {width}: {cure}"
+        )

@@ -8,68 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from attrs import frozen
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
-from vflash_ports.block_kernels import BlockKernels
-from vflash_ports.linear import ActivationFormat
-
-
-class ScaledResidualNorm(Protocol):
-    """x [S, C] float32 += update * scale, in x's storage, where an update is given -> RMSNorm(x) * weight, [S, C].
-
-    `update` [S, C] in the decoder's dtype, `scale` and `weight` [C] float32; the result is rounded to `dtype`.
-    """
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        eps: float,
-        dtype: torch.dtype,
-        update: torch.Tensor | None = None,
-        scale: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
-
-def scaled_residual_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    eps: float,
-    dtype: torch.dtype,
-    update: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`ScaledResidualNorm` in plain torch."""
-    if update is not None and scale is not None:
-        x += update * scale
-    return F.rms_norm(x, weight.shape, weight, eps).to(dtype)
-
-
-@frozen(kw_only=True, eq=False)
-class DecoderKernels:
-    """What the decoder runs on; `attention` are the kernels that torch may choose from, the best first."""
-
-    block: BlockKernels
-    residual_norm: ScaledResidualNorm
-    attention: Sequence[SDPBackend]
+from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels
+from vflash_adapters.latent_codec.decoder_linears import BindLinear, DecoderLinear
+from vflash_ports.linear import Fp8Rows
 
 
 class VitDecoder:
-    """A `DecodeTiles`, made for one clip: it holds a fused copy of the attention's input projections (0.9 GiB)."""
+    """A `DecodeTiles`, made for one clip: what its linears copy (`_BlockLinears`) lives as long."""
 
     def __init__(self, vae: Any, kernels: DecoderKernels) -> None:
         self._vae = vae
         self._blocks = list(vae.decoder.transformer_blocks)
         self._kernels = kernels
+        self._swiglu = kernels.block.swiglu
         self._dtype = vae.decoder.proj_out.weight.dtype
-        self._qkv = [_fused_qkv(block.attn) for block in self._blocks]
+        self._linears = [_BlockLinears.of(block, kernels.linear) for block in self._blocks]
 
     def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
         decoder = self._vae.decoder
@@ -77,44 +37,37 @@ class VitDecoder:
         count, _, *grid = latents.shape
         tokens = math.prod(grid)
         x = self._embed(latents)
-        cos, sin = self._angles(grid, x.shape[0] // count - tokens)
+        angles = self._angles(grid, x.shape[0] // count - tokens)
         with sdpa_kernel(list(self._kernels.attention), set_priority=True):
-            self._run(x, cos.repeat(count, 1), sin.repeat(count, 1), count)
+            self._run(x, angles, count)
         hidden = decoder.norm_out(x.view(count, -1, x.shape[1])[:, :tokens]).to(self._dtype)
         return _unpatch(decoder.proj_out(hidden), (count, *grid), decoder)
 
-    def _run(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, count: int) -> None:
+    def _run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], count: int) -> None:
         """Every block over x, in x's storage."""
         last = len(self._blocks) - 1
-        normed = self._norm(x, self._blocks[0].norm1)
-        for number, block in enumerate(self._blocks):
-            update = self._attend(number, normed, cos, sin, count)
-            normed = self._norm(x, block.norm2, update=update, scale=block.scale1)
-            update = self._feed_forward(block.ff, normed)
-            if number < last:
-                normed = self._norm(x, self._blocks[number + 1].norm1, update=update, scale=block.scale2)
-            else:
+        normed = self._norm(x, self._blocks[0].norm1, self._linears[0].qkv)
+        for number, (block, linears) in enumerate(zip(self._blocks, self._linears, strict=True)):
+            update = linears.out(self._attend(block.attn, linears.qkv(normed), angles, count))
+            normed = self._norm(x, block.norm2, linears.ff_in, update=update, scale=block.scale1)
+            update = linears.ff_out(self._swiglu(linears.ff_in(normed), emit=linears.ff_out.consumes))
+            if number == last:
                 x += update * block.scale2
+            else:
+                norm, reader = self._blocks[number + 1].norm1, self._linears[number + 1].qkv
+                normed = self._norm(x, norm, reader, update=update, scale=block.scale2)
 
-    def _norm(self, x: torch.Tensor, norm: Any, **residual: Any) -> torch.Tensor:
-        return self._kernels.residual_norm(x, norm.weight, eps=norm.eps, dtype=self._dtype, **residual)
+    def _norm(self, x: torch.Tensor, norm: Any, reader: DecoderLinear, **residual: Any) -> torch.Tensor | Fp8Rows:
+        return self._kernels.residual_norm(
+            x, norm.weight, eps=norm.eps, dtype=self._dtype, emit=reader.consumes, **residual
+        )
 
     def _attend(
-        self, number: int, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, count: int
+        self, attn: Any, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], count: int
     ) -> torch.Tensor:
-        attn = self._blocks[number].attn
-        qkv = F.linear(normed, *self._qkv[number])
-        plain = qkv.new_ones(qkv.shape[1] // (3 * attn.heads))  # its q and k norms have no weight
-        parts = self._kernels.block.qk_norm_rope(qkv, plain, plain, cos, sin, heads=attn.heads, eps=attn.norm_q.eps)
-        q, k, v = (part.unflatten(0, (count, -1)).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
-        update: torch.Tensor = attn.to_out[0](mixed)
-        return update
-
-    def _feed_forward(self, ff: Any, normed: torch.Tensor) -> torch.Tensor:
-        hidden = self._kernels.block.swiglu(ff.net[0].proj(normed), emit=ActivationFormat.DENSE)
-        update: torch.Tensor = ff.net[2](hidden)
-        return update
+        self._kernels.head_norm_rope(qkv, *angles, heads=attn.heads, eps=attn.norm_q.eps)
+        q, k, v = qkv.unflatten(0, (count, -1)).unflatten(2, (3, attn.heads, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _embed(self, latents: torch.Tensor) -> torch.Tensor:
         """[tiles, C, T, h, w] -> float32 [tiles * (tokens + registers + 1), width]: registers, then one zero token."""
@@ -137,10 +90,27 @@ class VitDecoder:
         return angles.cos(), angles.sin()
 
 
-def _fused_qkv(attn: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    linears = (attn.to_q, attn.to_k, attn.to_v)
-    weight = torch.cat([linear.weight for linear in linears])
-    return weight, None if attn.to_q.bias is None else torch.cat([linear.bias for linear in linears])
+@frozen(kw_only=True, eq=False)
+class _BlockLinears:
+    """One block's. q, k and v are one, over a copy of their weights; the others are over the module's own, unless
+    `bind` copies them."""
+
+    qkv: DecoderLinear
+    out: DecoderLinear
+    ff_in: DecoderLinear
+    ff_out: DecoderLinear
+
+    @classmethod
+    def of(cls, block: Any, bind: BindLinear) -> _BlockLinears:
+        parts = (block.attn.to_q, block.attn.to_k, block.attn.to_v)
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        out, ff_in, ff_out = block.attn.to_out[0], block.ff.net[0].proj, block.ff.net[2]
+        return cls(
+            qkv=bind(torch.cat([part.weight for part in parts]), bias),
+            out=bind(out.weight, out.bias),
+            ff_in=bind(ff_in.weight, ff_in.bias),
+            ff_out=bind(ff_out.weight, ff_out.bias),
+        )
 
 
 def _unpatch(patches: torch.Tensor, shape: Sequence[int], decoder: Any) -> torch.Tensor:

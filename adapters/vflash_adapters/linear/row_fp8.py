@@ -32,7 +32,7 @@ class RowKernels(StrEnum):
 
 
 ADMITTED_CAPABILITIES = ((9, 0), (12, 0))  # where row-scaled W8A8 is admitted; elsewhere it fails
-_ALIGNMENT = 16  # what torch's scaled GEMM asks of both weight dimensions
+SCALED_GEMM_ALIGNMENT = 16  # what torch's scaled GEMM asks of both weight dimensions
 
 
 class RowFP8Execution:
@@ -179,9 +179,9 @@ def check_weight(codes: torch.Tensor, scales: torch.Tensor) -> None:
 
 def check_scaled_gemm(codes: torch.Tensor) -> None:
     """Raise `UnsupportedError` where torch's row-scaled GEMM is not admitted for this weight."""
-    if codes.shape[0] % _ALIGNMENT or codes.shape[1] % _ALIGNMENT:
+    if codes.shape[0] % SCALED_GEMM_ALIGNMENT or codes.shape[1] % SCALED_GEMM_ALIGNMENT:
         raise UnsupportedError(
-            f"w8a8 needs both weight dimensions to be multiples of {_ALIGNMENT}, not {tuple(codes.shape)}: "
+            f"w8a8 needs both weight dimensions to be multiples of {SCALED_GEMM_ALIGNMENT}, not {tuple(codes.shape)}: "
             "leave this layer in bf16 or fp8-weight-only"
         )
     check_device(codes.device)
@@ -189,10 +189,15 @@ def check_scaled_gemm(codes: torch.Tensor) -> None:
 
 def check_device(device: torch.device) -> None:
     """Raise `UnsupportedError` where W8A8 is not admitted."""
-    if device.type == "cuda" and _capability(device) not in ADMITTED_CAPABILITIES:
+    if not admits(device):
         raise UnsupportedError(
             f"w8a8 is admitted on compute capability 9.0 and 12.0, not on {device}: use fp8-weight-only or bf16"
         )
+
+
+def admits(device: torch.device) -> bool:
+    """A CPU, or a GPU of an admitted capability."""
+    return device.type != "cuda" or _capability(device) in ADMITTED_CAPABILITIES
 
 
 @cache

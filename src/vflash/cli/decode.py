@@ -13,7 +13,10 @@ from vflash.cli.reporting import print_result, progress_reporter
 from vflash_ports.errors import ContractError
 
 
-@takes(request=["audio_delivery_profile"], settings=[*MODEL, *READING, "model_placement", *DECODER, *MEDIA])
+@takes(
+    request=["audio_delivery_profile"],
+    settings=[*MODEL, *READING, "model_placement", *DECODER, "fp8_fast_accum", *MEDIA],
+)
 def decode(
     output: options.Output,
     latents: Annotated[Path, typer.Option(help="Latents written by --save-latents, or kept by a failed decode.")],

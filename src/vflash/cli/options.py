@@ -88,7 +88,7 @@ Linear = Annotated[
 Fp8Kernels = Annotated[str | None, typer.Option(help="auto, torch or triton", rich_help_panel=BACKENDS)]
 Fp8FastAccum = Annotated[
     bool | None,
-    typer.Option(help="w8a8 keeps partial sums in reduced precision  [default: no]", rich_help_panel=BACKENDS),
+    typer.Option(help="w8a8, fused-fp8: partial sums in reduced precision  [default: no]", rich_help_panel=BACKENDS),
 ]
 FfnChunkRows = Annotated[
     int | None, typer.Option(help="Rows a block projects at once  [default: 28672]", rich_help_panel=BACKENDS)
@@ -98,7 +98,8 @@ WeightResidency = Annotated[
     str | None, typer.Option(help="block-ring or resident  [default: block-ring]", rich_help_panel=BACKENDS)
 ]
 VideoDecoder = Annotated[
-    str | None, typer.Option(help="diffusers, or fused (faster on CUDA)", rich_help_panel=BACKENDS)
+    str | None,
+    typer.Option(help="diffusers, fused (faster on CUDA) or fused-fp8 (approximate)", rich_help_panel=BACKENDS),
 ]
 ModelPlacement = Annotated[
     str | None,

@@ -101,10 +101,11 @@ class ModelPlacement(Choice):
 
 class VideoDecoderChoice(Choice):
     """How the video VAE decodes a tile: `diffusers` gives the released pixels; `fused` is faster on CUDA and rounds
-    differently (docs/benchmarks/2026-11-residency.md)."""
+    differently; `fused-fp8` multiplies in FP8 as well, which is approximate (docs/benchmarks/2026-11-residency.md)."""
 
     DIFFUSERS = "diffusers"
     FUSED = "fused"
+    FUSED_FP8 = "fused-fp8"
 
 
 class VideoFeed(Choice):

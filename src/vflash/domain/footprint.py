@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from vflash.domain.choices import Linear
+from vflash.domain.choices import Linear, VideoDecoderChoice
 from vflash.domain.model_facts import CodecFacts, DenoiserFacts
 
 FLOAT32 = 4
@@ -87,15 +87,25 @@ def encode_bytes(codec: CodecFacts, pixels: Pixels) -> int:
 
 
 def decode_bytes(
-    codec: CodecFacts, pixels: Pixels, *, tiles_at_once: int, dtype_bytes: int, fused: bool = False
+    codec: CodecFacts, pixels: Pixels, *, tiles_at_once: int, dtype_bytes: int, decoder: VideoDecoderChoice
 ) -> int:
-    """A batch of tiles in one layer of the video decoder, beside the pixels of a window and of the clip before it.
-
-    The fused decoder holds the input projections of its attention once more, side by side.
-    """
+    """A batch of tiles in one layer of the video decoder, beside the pixels of a window and of the clip before it, and
+    what the decoder copies of its weights for one clip."""
     window = codec.clip_latents + 2
     tokens = tiles_at_once * window * (TILE_PIXELS // codec.spatial_ratio) ** 2
-    layer = tokens * (2 * FLOAT32 * codec.decoder_hidden + dtype_bytes * 3 * codec.decoder_ffn)
+    product = 1 if decoder is VideoDecoderChoice.FUSED_FP8 else dtype_bytes
+    layer = tokens * (2 * FLOAT32 * codec.decoder_hidden + (2 * dtype_bytes + product) * codec.decoder_ffn)
     frame = 3 * pixels.width * pixels.height
-    copied = 3 * codec.decoder_hidden**2 * codec.decoder_layers * dtype_bytes if fused else 0
+    copied = codec.decoder_layers * _copied_bytes(codec, decoder, dtype_bytes)
     return copied + layer + frame * 4 * window * 3 * dtype_bytes + frame * codec.clip_frames * 3 * FLOAT32
+
+
+def _copied_bytes(codec: CodecFacts, decoder: VideoDecoderChoice, dtype_bytes: int) -> int:
+    """Of one layer: nothing, the attention's input projections side by side, or every linear as codes and scales."""
+    c, ffn = codec.decoder_hidden, codec.decoder_ffn
+    if decoder is VideoDecoderChoice.DIFFUSERS:
+        return 0
+    if decoder is VideoDecoderChoice.FUSED:
+        return 3 * c * c * dtype_bytes
+    shapes = ((3 * c, c), (c, c), (2 * ffn, c), (c, ffn))
+    return sum(out * width + FLOAT32 * out for out, width in shapes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, field, frozen
 
-from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
+from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, WeightResidency
 from vflash.domain.footprint import (
     Pixels,
     Rows,
@@ -79,7 +79,7 @@ class Workload:
     dtype_bytes: int
     chunk_rows: int
     on_cpu: bool
-    fused_decoder: bool = False
+    video_decoder: VideoDecoderChoice = VideoDecoderChoice.DIFFUSERS
     adapter_bytes: int = 0
 
 
@@ -167,7 +167,7 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
         work.pixels,
         tiles_at_once=options.tiles_at_once,
         dtype_bytes=work.dtype_bytes,
-        fused=work.fused_decoder,
+        decoder=work.video_decoder,
     )
     together = options.keep and not swap
     if together:

@@ -58,9 +58,10 @@ def generation_receipt(plan: Plan, stages: Mapping[str, Any], profile: Mapping[s
     }
 
 
-def decode_receipt(metadata: Mapping[str, str], length: ClipLength) -> dict[str, Any]:
-    """For kept latents: what their own metadata says."""
+def decode_receipt(metadata: Mapping[str, str], length: ClipLength, backends: Mapping[str, Any]) -> dict[str, Any]:
+    """For kept latents: what their own metadata says, and what decoded them."""
     return {
+        "backends": dict(backends),
         "latents_metadata": dict(metadata),
         "frames": {"modelled": length.model_frames, "delivered": length.delivered_frames},
     }

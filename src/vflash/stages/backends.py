@@ -19,6 +19,7 @@ from vflash_ports.adapters import AdapterReport
 from vflash_ports.attention import Attention, AttentionLayout, AttentionReport, Segment, SegmentKind
 from vflash_ports.block_kernels import BlockKernels
 from vflash_ports.errors import UnsupportedError
+from vflash_ports.latent_codec import LatentCodecProvider
 from vflash_ports.linear import LinearExecution
 from vflash_ports.residency import Residency, ResidencyMemory
 from vflash_ports.weights import WeightOpener
@@ -38,7 +39,8 @@ class Backends:
     weights: WeightOpener
     weight_reading: str
     ffn_chunk_rows: int
-    video_decoder: str = ""
+    codec: LatentCodecProvider
+    video_decoder: str = "diffusers"
     vae_tiles_at_once: int = 1
     model_placement: str = ""
     profile: Profile | None = None
@@ -56,6 +58,11 @@ class Backends:
         """What a block calls beside its linears."""
         self.kernels.check(self.device, self.dtype)
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
+
+    def check_codec(self, model_dir: Path) -> None:
+        """Raises `UnsupportedError`, with the cure, if the video decoder chosen cannot run here."""
+        check_device(self.device)
+        self.codec.check(model_dir, device=self.device, dtype=self.dtype)
 
     def check_component(self, component: Path, facts: DenoiserFacts) -> None:
         """What is stored, by headers and file stamps alone: the linear execution can run it and the adapter fits it
@@ -98,22 +105,28 @@ class Backends:
             "adapter": adapter_receipt(adapter),
             "assets": None if self.assets is None else self.assets.receipt(),
             "backends": {
-                "device": str(self.device),
-                "device_name": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-                "torch": torch.__version__,
-                "dtype": str(self.dtype).removeprefix("torch."),
+                **self.codec_receipt(),
                 "attention": attention.backend,
                 "linear": self.linear.name,
                 "fp8_linears": list(fp8_linears),
                 "block_kernels": self.kernels.name,
                 "weight_residency": self.residency.name,
                 "weight_reading": self.weight_reading,
-                "video_decoder": str(self.video_decoder),
-                "vae_tiles_at_once": self.vae_tiles_at_once,
                 "model_placement": self.model_placement,
             },
             "attention": asdict(attention),
             "weights": asdict(memory),
+        }
+
+    def codec_receipt(self) -> dict[str, Any]:
+        """What decodes, and on what."""
+        return {
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "video_decoder": str(self.video_decoder),
+            "vae_tiles_at_once": self.vae_tiles_at_once,
         }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from vflash.domain.canvas import Canvas, round_to
+from vflash.domain.choices import VideoDecoderChoice
 from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
 from vflash.domain.footprint import Pixels, Rows
 from vflash.domain.memory import NOTHING, MemoryOptions, ModelBytes, Need, Workload, judge, need
@@ -93,7 +94,7 @@ class Foresight:
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
             on_cpu=self.backends.device.type == "cpu",
-            fused_decoder=self.backends.video_decoder == "fused",
+            video_decoder=VideoDecoderChoice(self.backends.video_decoder),
             adapter_bytes=0 if self.backends.adapter is None else self.backends.adapter.path.stat().st_size,
         )
 

@@ -15,7 +15,7 @@ from vflash_adapters.block_kernels import (
     triton_qk_norm_rope,
     triton_swiglu,
 )
-from vflash_adapters.latent_codec import triton_residual_norm
+from vflash_adapters.latent_codec import triton_head_norm_rope, triton_residual_norm
 from vflash_adapters.linear import triton_rows
 
 B16, CODES, F32 = "*bf16", "*fp8e4nv", "*fp32"
@@ -59,8 +59,26 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "scaled_residual_norm": (
         triton_residual_norm._scaled_residual_norm,
         {"x_ptr": F32, "scale_ptr": F32, "weight_ptr": F32, "eps": "fp32"},
-        {"WIDTH": 2048, "BLOCK": 2048, "UPDATE": True},
+        {"WIDTH": 2048, "BLOCK": 2048, "UPDATE": True, "FP8": False},
         4,
+    ),
+    "scaled_residual_norm fp8": (
+        triton_residual_norm._scaled_residual_norm,
+        {"x_ptr": F32, "scale_ptr": F32, "weight_ptr": F32, "out_ptr": CODES, "out_scales_ptr": F32, "eps": "fp32"},
+        {"WIDTH": 2048, "BLOCK": 2048, "UPDATE": True, "FP8": True},
+        4,
+    ),
+    "head_norm_rope": (
+        triton_head_norm_rope._head_norm_rope,
+        {"cos_ptr": F32, "sin_ptr": F32, "eps": "fp32"},
+        {"HEADS": 32, "WIDTH": 64, "HALF": 24, "COLUMNS": 64, "BLOCK": 32},
+        4,
+    ),
+    "swiglu fp8 of the video decoder": (
+        triton_swiglu._swiglu,
+        {"out_ptr": CODES, "out_scales_ptr": F32},
+        {"WIDTH": 8192, "BLOCK": 8192, "MERGE": False, "FP8": True},
+        16,
     ),
     "restore": (
         triton_rows._restore,

@@ -10,7 +10,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
+from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, WeightResidency
 from vflash.domain.footprint import Pixels, Rows, block_bytes, denoise_bytes, table_bytes
 from vflash.domain.memory import (
     GIB,
@@ -107,6 +107,16 @@ def test_choices_move_bytes_where_they_say(facts: ModelFacts) -> None:
     halved = need(work, evolve(CHOSEN, linear=Linear.W8A8))
     assert 0.5 <= halved.weights_on_device / resident.weights_on_device < 0.502
     assert {found.read for found in (resident, ring, swapped)} == {(36 + 49 + 10 + 24) * GIB + 8 * GIB // 5}
+
+
+def test_a_video_decoder_s_copies_are_counted_while_it_decodes(facts: ModelFacts) -> None:
+    """Released sizes: the fused one holds 0.84 GiB, FP8 2.25 GiB of codes and scales and half the SwiGLU's output."""
+    plain, fused, fp8 = (need(workload(facts, video_decoder=decoder), CHOSEN).stages for decoder in VideoDecoderChoice)
+    product = 28 * 7 * 16 * 16 * 8192
+    scales = 36 * 4 * (3 * 2048 + 2048 + 2 * 8192 + 2048)
+    assert fused["decode"] - plain["decode"] == 36 * 3 * 2048**2 * 2
+    assert fp8["decode"] - plain["decode"] == 36 * (4 * 2048**2 + 3 * 2048 * 8192) + scales - product
+    assert {name: plain[name] for name in ("encode", "denoise")} == {name: fp8[name] for name in ("encode", "denoise")}
 
 
 @given(

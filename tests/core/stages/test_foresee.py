@@ -13,8 +13,8 @@ from attrs import evolve
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vflash.container import Container
-from vflash.domain.choices import Linear, ModelPlacement
-from vflash.domain.footprint import Rows, block_bytes, denoise_bytes, table_bytes
+from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice
+from vflash.domain.footprint import Pixels, Rows, block_bytes, decode_bytes, denoise_bytes, table_bytes
 from vflash.domain.model_facts import read_model_facts
 from vflash.domain.plan import Plan, plan_request
 from vflash.domain.request import VideoRequest
@@ -27,6 +27,8 @@ from vflash.stages.gather import Gathered, KeyframeInput, PictureInput, SoundInp
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.block_kernels import torch_reference
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
+from vflash_adapters.latent_codec.load_vae import VIDEO_VAE, load_vae
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder, tile_decoder
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
@@ -152,6 +154,24 @@ def test_planned_rows_are_those_that_get_packed(tiny_checkpoints: Mapping[str, P
             conditions = encode_conditions(gathered, facts, codec)
     layout = lay_out(plan, facts.denoiser, Conditioning(text=text(planned.text, 32), conditions=conditions))
     assert planned.total == layout.rows
+
+
+@pytest.mark.parametrize("name", list(VideoDecoderChoice))
+def test_a_video_decoder_holds_what_is_planned(tiny_checkpoints: Mapping[str, Path], name: VideoDecoderChoice) -> None:
+    """The weights it copies for one clip, to the byte."""
+    folder = tiny_checkpoints["small"]
+    codec = read_model_facts(folder).codec
+    vae = load_vae(VIDEO_VAE, folder, weights=MmapWeights, device=CPU, dtype=torch.bfloat16)
+
+    def planned(decoder: VideoDecoderChoice) -> int:
+        return decode_bytes(codec, Pixels(width=64, height=64), tiles_at_once=0, dtype_bytes=2, decoder=decoder)
+
+    with LiveBytes() as measured, torch.no_grad():
+        measured._seen |= {parameter.untyped_storage()._cdata for parameter in vae.parameters()}  # views of them
+        decoder = tile_decoder(vae, VideoDecoder(name), CPU)
+    assert callable(decoder)
+    biases = 0 if name is VideoDecoderChoice.DIFFUSERS else codec.decoder_layers * 3 * codec.decoder_hidden * 2
+    assert measured.live == planned(name) - planned(VideoDecoderChoice.DIFFUSERS) + biases
 
 
 def test_what_cannot_fit_is_refused_before_anything_loads(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
