@@ -1,19 +1,21 @@
-"""Video VAE decode at full size: diffusers' own against tiles in batches, in one run.
+"""Video VAE decode at full size: diffusers' own against ours, and the floor under both, in one run.
 
     python tools/bench_vae.py --output bench_vae.json
 
-Needs a CUDA device and diffusers 0.42.1; under 90 s on one H200. Random weights in the released precision, 37 latent
-frames; medians of two runs after a warm-up of one window. At the first number of tiles above 1, on every canvas: the
-batches alone, and `fused`, the product's default on CUDA; on the first canvas alone: fused with the flash attention
-alone, with `--compiled` the blocks through torch.compile, the other numbers of tiles, fused and not. Differences are
-against diffusers' pixels of the same run, in the VAE's output space, whose spread the report gives; `tiles 1` does the
-same work in the same order and is to be equal.
+Needs a CUDA device and diffusers 0.42.1; under 80 s on one H200, of which 18 s are setup. Random weights in the
+released precision, 37 latent frames; medians of two runs after a warm-up of one window. In order of worth, until the
+time is up: diffusers; `fused-fp8` and `fused` at the largest number of tiles; the floor (the same GEMMs and attention
+alone, BF16 and FP8, and the passes over memory); both decoders at the other numbers of tiles; `fused-fp8 fast`, with
+partial sums in reduced precision; the same on the other canvases; with `--compiled` the blocks through torch.compile;
+diffusers' kernels on batches of tiles, which are to give equal pixels. Differences are against diffusers' pixels of the
+same run. `load_average` says how quiet the host was: more than a few is too many for a comparison.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import traceback
@@ -26,41 +28,19 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from attrs import evolve
-from torch.nn.attention import SDPBackend
 
+from vae_bench.differences import differences
+from vae_bench.floor import BlockFloor
+from vae_bench.random_vae import random_vae
 from vflash_adapters.latent_codec.decode_windows import decode_windows
-from vflash_adapters.latent_codec.load_vae import VIDEO_VAE
-from vflash_adapters.latent_codec.video_decoders import fused_kernels
-from vflash_adapters.latent_codec.vit_decoder import DecoderKernels, VitDecoder
+from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels
+from vflash_adapters.latent_codec.tile_grid import TileGrid
+from vflash_adapters.latent_codec.video_decoders import fused_kernels, in_fp8
+from vflash_adapters.latent_codec.vit_decoder import VitDecoder
 
 GIB = float(2**30)
 LATENT_FRAMES = 37
-SMALL = {
-    "block_out_channels": (4, 4, 4, 4, 4, 4),
-    "norm_num_groups": 2,
-    "layers_per_block": 1,
-    "decoder_num_layers": 2,
-    "decoder_num_attention_heads": 2,
-    "decoder_attention_head_dim": 16,
-}
-"""On a CPU, to try the script itself."""
-
-
-def random_vae(device: torch.device) -> Any:
-    """diffusers' default, which is the released size, filled on the device; BF16 but for the modules kept in FP32."""
-    from diffusers import AutoencoderKLMiniMaxH3
-
-    with device:
-        make: Any = AutoencoderKLMiniMaxH3
-        vae: Any = make(**({} if device.type == "cuda" else SMALL))
-    for name, parameter in vae.named_parameters():
-        parameter.requires_grad_(requires_grad=False)
-        if name.endswith(("scale1", "scale2")):
-            parameter.fill_(0.1)  # zero would switch the blocks off
-        if VIDEO_VAE.float32_modules.isdisjoint(name.split(".")):
-            parameter.data = parameter.data.to(torch.bfloat16)
-    return vae.eval()
+WINDOW, STEP = 7, 5
 
 
 class Bench:
@@ -71,79 +51,89 @@ class Bench:
         self.options = options
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.expected: dict[str, torch.Tensor] = {}
-        self.report: dict[str, Any] = {"environment": environment(), "canvases": {}, "failed": {}}
+        self.report: dict[str, Any] = {"environment": environment(), "canvases": {}, "floor": {}, "failed": {}}
+        self.vae: Any = None
 
     def run(self) -> None:
         torch.manual_seed(0)
-        vae = random_vae(self.device)
+        self.vae = random_vae(self.device)
         self.synchronize()
         self.report["setup_seconds"] = perf_counter() - self.started
-        every, first = self.options.canvas, self.options.canvas[:1]
-        batch = next((tiles for tiles in self.options.tiles if tiles > 1), 1)
-        self.measure_all("diffusers", vae, nullcontext, every, tiles=None)
-        self.measure_all(f"tiles {batch}", vae, nullcontext, every, tiles=batch)
-        self.measure_all(f"tiles {batch} fused", vae, nullcontext, every, tiles=batch, kernels=self.kernels())
-        if self.device.type == "cuda":
-            flash = evolve(self.kernels(), attention=(SDPBackend.FLASH_ATTENTION,))
-            self.measure_all(f"tiles {batch} fused flash", vae, nullcontext, first, tiles=batch, kernels=flash)
+        fused = fused_kernels(self.device)
+        fp8, fast = (in_fp8(fused, self.device, fast_accum) for fast_accum in (False, True))
+        (canvas, *canvases), (tiles, *others) = self.options.canvas, sorted(self.options.tiles, reverse=True)
+        self.attempt(canvas, "diffusers", None)
+        self.attempt(canvas, "fused-fp8", tiles, fp8)
+        self.attempt(canvas, "fused", tiles, fused)
+        for count in (tiles, *others):
+            self.guarded(f"floor of {count} tiles", partial(self.floor, canvas, count, fused))
+        for count in others:
+            self.attempt(canvas, "fused-fp8", count, fp8)
+            self.attempt(canvas, "fused", count, fused)
+        self.attempt(canvas, "fused-fp8 fast", tiles, fast)
+        for other in canvases:
+            self.attempt(other, "diffusers", None)
+            self.attempt(other, "fused-fp8", tiles, fp8)
+            self.attempt(other, "fused", tiles, fused)
         if self.options.compiled:
-            self.measure_all(f"tiles {batch} compiled", vae, partial(compiled_blocks, vae), first, tiles=batch)
-        for tiles in self.options.tiles:
-            if tiles not in (batch, 1):
-                name = f"tiles {tiles} fused"
-                self.measure_all(name, vae, nullcontext, first, tiles=tiles, kernels=self.kernels())
-        for tiles in self.options.tiles:
-            if tiles != batch:
-                self.measure_all(f"tiles {tiles}", vae, nullcontext, first, tiles=tiles)
+            self.attempt(canvas, "compiled", tiles, scope=partial(compiled_blocks, self.vae))
+        self.attempt(canvas, "diffusers' kernels", tiles)
         self.report["wall_seconds"] = perf_counter() - self.started
 
-    def kernels(self) -> DecoderKernels:
-        return fused_kernels(self.device)
-
-    def measure_all(
+    def attempt(
         self,
+        canvas: str,
         name: str,
-        vae: Any,
-        scope: Callable[[], AbstractContextManager[None]],
-        canvases: list[str],
-        *,
         tiles: int | None,
         kernels: DecoderKernels | None = None,
+        scope: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        try:
-            with torch.no_grad(), scope():
-                for canvas in canvases:
-                    if perf_counter() - self.started > self.options.deadline_s:
-                        self.report["failed"][f"{canvas} {name}"] = "not run: out of time"
-                    else:
-                        self.measure(canvas, name, vae, tiles, kernels)
-        except Exception:  # the rest of a paid run is worth more than the first failure, which is reported and exits 1
-            self.report["failed"][name] = traceback.format_exc()
+        def run() -> None:
+            with scope():
+                self.measure(canvas, name if tiles is None else f"{name}, {tiles} tiles", tiles, kernels)
 
-    def measure(self, canvas: str, name: str, vae: Any, tiles: int | None, kernels: DecoderKernels | None) -> None:
-        width, height = (int(side) // 16 for side in canvas.split("x"))
-        generator = torch.Generator(self.device).manual_seed(1)
-        frames = self.options.latent_frames
-        latents = torch.randn(1, 24, frames, height, width, generator=generator, device=self.device)
-        decode(vae, latents[:, :, :7], tiles, kernels)
-        runs = [self.timed(vae, latents, tiles, kernels) for _ in range(2)]
+        self.guarded(f"{canvas} {name}" if tiles is None else f"{canvas} {name}, {tiles} tiles", run)
+
+    def guarded(self, what: str, run: Callable[[], None]) -> None:
+        if perf_counter() - self.started > self.options.deadline_s:
+            self.report["failed"][what] = "not run: out of time"
+            return
+        try:
+            with torch.no_grad():
+                run()
+        except Exception:  # the rest of a paid run is worth more than the first failure, which is reported and exits 1
+            self.report["failed"][what] = traceback.format_exc()
+        self.write()
+
+    def measure(self, canvas: str, name: str, tiles: int | None, kernels: DecoderKernels | None) -> None:
+        latents = self.latents(canvas)
+        decode(self.vae, latents[:, :, :WINDOW], tiles, kernels)
+        runs = [self.timed(latents, tiles, kernels) for _ in range(2)]
         pixels = runs[-1].pop("pixels")
         del runs[0]["pixels"]
         figures: dict[str, Any] = {"seconds": median(run["seconds"] for run in runs), "runs": runs}
+        if kernels is not None:
+            figures["prepare_seconds"] = self.prepare_seconds(kernels)
         if tiles is None:
             self.report.setdefault("pixel_deviation", {})[canvas] = float(pixels.std())
             self.expected[canvas] = pixels
         elif canvas in self.expected:
             figures |= differences(pixels, self.expected[canvas])
-            reference = self.report["canvases"][canvas]["diffusers"]["seconds"]
-            figures["times_faster"] = reference / figures["seconds"]
+            figures["times_faster"] = self.report["canvases"][canvas]["diffusers"]["seconds"] / figures["seconds"]
         self.report["canvases"].setdefault(canvas, {})[name] = figures
         print(canvas, name, {key: value for key, value in figures.items() if key != "runs"}, flush=True)
-        Path(self.options.output).write_text(json.dumps(self.report, indent=1))
 
-    def timed(
-        self, vae: Any, latents: torch.Tensor, tiles: int | None, kernels: DecoderKernels | None
-    ) -> dict[str, Any]:
+    def floor(self, canvas: str, tiles: int, kernels: DecoderKernels) -> None:
+        latents = self.latents(canvas)
+        grid = TileGrid.of(self.vae, latents)
+        tokens = WINDOW * (grid.rows.size // grid.ratio) * (grid.columns.size // grid.ratio)
+        tokens += self.vae.decoder.num_register_tokens + 1
+        floor = BlockFloor(vae=self.vae, kernels=kernels, tiles=tiles, tokens=tokens, device=self.device)
+        whole = len(grid) * (self.options.latent_frames - WINDOW + STEP) // STEP
+        self.report["floor"][f"{tiles} tiles"] = found = floor.figures(whole)
+        print(canvas, f"floor, {tiles} tiles", found["decode_seconds"], found["tera_per_second"], flush=True)
+
+    def timed(self, latents: torch.Tensor, tiles: int | None, kernels: DecoderKernels | None) -> dict[str, Any]:
         """Wall seconds of a whole decode, whose pixels stay on the device; peaks count what was there before as 0."""
         self.synchronize()
         before = 0
@@ -151,15 +141,40 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         started = perf_counter()
-        pixels, first = decode(vae, latents, tiles, kernels)
+        pixels, first = decode(self.vae, latents, tiles, kernels)
         self.synchronize()
         seconds = perf_counter() - started
         peak = (torch.cuda.max_memory_allocated() - before) / GIB if self.device.type == "cuda" else None
-        return {"seconds": seconds, "first_clip_seconds": first - started, "peak_gib": peak, "pixels": pixels}
+        return {
+            "seconds": seconds,
+            "first_clip_seconds": first - started,
+            "peak_gib": peak,
+            "load_average": os.getloadavg()[0],
+            "pixels": pixels,
+        }
+
+    def prepare_seconds(self, kernels: DecoderKernels) -> float:
+        """What a decoder copies and quantises for one clip; it is in the seconds of the decode too."""
+        self.synchronize()
+        started = perf_counter()
+        decoder = VitDecoder(self.vae, kernels)
+        self.synchronize()
+        seconds = perf_counter() - started
+        del decoder
+        return seconds
+
+    def latents(self, canvas: str) -> torch.Tensor:
+        width, height = (int(side) // 16 for side in canvas.split("x"))
+        generator = torch.Generator(self.device).manual_seed(1)
+        shape = (1, 24, self.options.latent_frames, height, width)
+        return torch.randn(shape, generator=generator, device=self.device)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def write(self) -> None:
+        Path(self.options.output).write_text(json.dumps(self.report, indent=1))
 
 
 def decode(
@@ -183,19 +198,6 @@ def finished(pixels: torch.Tensor) -> float:
     return perf_counter()
 
 
-def differences(pixels: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
-    """Frame by frame, so that no second copy in float64 is needed."""
-    pairs = [
-        (found.double(), wanted.double()) for found, wanted in zip(pixels.unbind(2), expected.unbind(2), strict=True)
-    ]
-    squares = sum(float((found - wanted).square().sum()) for found, wanted in pairs)
-    return {
-        "equal": torch.equal(pixels, expected),
-        "largest_difference": max(float((found - wanted).abs().max()) for found, wanted in pairs),
-        "relative_error": (squares / sum(float(wanted.square().sum()) for _, wanted in pairs)) ** 0.5,
-    }
-
-
 @contextmanager
 def compiled_blocks(vae: Any) -> Iterator[None]:
     """Inside, each block runs compiled; one compilation serves them all, because they differ in weights alone."""
@@ -209,24 +211,25 @@ def compiled_blocks(vae: Any) -> Iterator[None]:
             block._compiled_call_impl = None
 
 
-def environment() -> dict[str, str]:
+def environment() -> dict[str, Any]:
     import diffusers
 
     versions = {"python": platform.python_version(), "torch": torch.__version__, "diffusers": diffusers.__version__}
-    return versions | ({"device": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+    host = {"cores": os.cpu_count(), "load_average": os.getloadavg()}
+    return versions | host | ({"device": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="bench_vae.json", help="where the JSON goes")
-    parser.add_argument("--tiles", type=int, nargs="+", default=[8, 16, 32, 1], help="tiles decoded in one batch")
+    parser.add_argument("--tiles", type=int, nargs="+", default=[28, 8], help="tiles decoded in one batch")
     parser.add_argument("--canvas", nargs="+", default=["1344x768", "928x512"], help="WIDTHxHEIGHT, multiples of 32")
     parser.add_argument("--latent-frames", type=int, default=LATENT_FRAMES, help="5n + 2")
     parser.add_argument("--compiled", action="store_true", help="torch.compile each block too; takes half a minute")
-    parser.add_argument("--deadline-s", type=float, default=75.0, help="start no measurement after this many seconds")
+    parser.add_argument("--deadline-s", type=float, default=70.0, help="start no measurement after this many seconds")
     bench = Bench(parser.parse_args())
     bench.run()
-    Path(bench.options.output).write_text(json.dumps(bench.report, indent=1))
+    bench.write()
     for name, text in bench.report["failed"].items():
         print(f"FAILED {name}: {text.strip().splitlines()[-1][:300]}")
     return 1 if bench.report["failed"] else 0

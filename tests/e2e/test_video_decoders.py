@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from recording import RecordingSink
 
+from vflash.domain.footprint import DecoderExecution
+from vflash.settings import VideoDecoderChoice
+from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_ports.errors import UnsupportedError
 
+NAMES = ["diffusers", "fused", "fused-fp8"]
 
-@pytest.mark.parametrize("decoder", ["diffusers", "fused", "fused-fp8"])
+def test_settings_adapter_and_plan_know_the_same_decoders() -> None:
+    """One list of names in three rings."""
+    assert [list(map(str, names)) for names in (VideoDecoderChoice, VideoDecoder, DecoderExecution)] == 3 * [NAMES]
+
+
+@pytest.mark.parametrize("decoder", NAMES)
 def test_the_receipt_names_what_decoded(make: Any, ask: Any, tmp_path: Path, decoder: str) -> None:
     """Of a request, and of a later decoding of its latents by another decoder."""
     engine = make(real=True, sink=RecordingSink(), dtype="bfloat16", video_decoder=decoder)
