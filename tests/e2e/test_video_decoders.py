@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from recording import RecordingSink
 
-from vflash.domain.footprint import DecoderExecution
-from vflash.settings import VideoDecoderChoice
+from vflash.domain.choices import VideoDecoderChoice
 from vflash_adapters.latent_codec.video_decoders import VideoDecoder
 from vflash_ports.errors import UnsupportedError
 
 NAMES = ["diffusers", "fused", "fused-fp8"]
 
-def test_settings_adapter_and_plan_know_the_same_decoders() -> None:
-    """One list of names in three rings."""
-    assert [list(map(str, names)) for names in (VideoDecoderChoice, VideoDecoder, DecoderExecution)] == 3 * [NAMES]
+
+def test_settings_and_adapter_know_the_same_decoders() -> None:
+    """One list of names in two rings."""
+    assert [list(map(str, names)) for names in (VideoDecoderChoice, VideoDecoder)] == 2 * [NAMES]
 
 
 @pytest.mark.parametrize("decoder", NAMES)
