@@ -38,7 +38,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "denoise": DECODER | MEDIA,
     "decode": BLOCKS
     | (MEMORY - {"model_placement"})
-    | {"linear", "fp8_kernels", "fp8_fast_accum", "assets", "profile"}
+    | {"linear", "fp8_kernels", "assets", "profile"}
     | {name for name in SETTINGS if name.startswith("adapter")},
     "compile": BLOCKS | DECODER | MEDIA | MEMORY | {"assets"},
 }
