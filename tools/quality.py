@@ -65,7 +65,7 @@ def main() -> None:
     plan = Plan(
         model=args.model,
         work=args.work,
-        settings={"device": args.device, "dtype": args.dtype},
+        settings={"device": args.device, "dtype": args.dtype, **dict(text.split("=", 1) for text in args.setting)},
         configurations=choose(args.configurations, args.configuration),
         prompts=args.prompts,
         forced=args.forced,
@@ -91,6 +91,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("quality-clips"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32", help="where a configuration names none")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE, a field of Settings for all")
     names = ", ".join(CONFIGURATIONS)
     parser.add_argument("--configurations", default=EXACT, help=f"NAME[@mode+mode] with commas; all, {names}")
     parser.add_argument("--configuration", action="append", default=[], help='NAME={"steps": 16, "settings": {...}}')
