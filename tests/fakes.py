@@ -60,6 +60,9 @@ class CountingAttention:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        return 0
+
     def prepare(self, layout: AttentionLayout) -> AttentionFn:
         return _CountingFn(self, NaiveAttention().prepare(layout))
 

@@ -80,4 +80,11 @@ class Attention(Protocol):
     @property
     def name(self) -> str: ...
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        """Bytes that stay on the layout's device from the first `prepare` on, beside what calls allocate: 0 for most.
+
+        From headers alone; raises what `prepare` would.
+        """
+        ...
+
     def prepare(self, layout: AttentionLayout) -> AttentionFn: ...

@@ -93,7 +93,7 @@ class Engine:
         folder = denoiser_folder(request.mode)
         facts = self.model_facts(folder)
         check_device(self.backends.device)
-        self.backends.check_blocks(facts)
+        self.backends.kernels.check(self.backends.device, self.backends.dtype)
         self.backends.check_codec(self.model_dir)
         self.backends.check_component(self.model_dir / folder, facts.denoiser)
         return self.foresight.plan(

@@ -66,6 +66,23 @@ def random_qkv(dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.T
     return q, k, v
 
 
+@pytest.mark.parametrize("backend", ALL, ids=lambda backend: backend.name)
+def test_nothing_is_held_without_a_predictor(backend: Attention) -> None:
+    """What an exact backend allocates for a call is gone with it."""
+    assert backend.held_bytes(layout()) == 0
+
+
+@pytest.mark.parametrize("backend", SDPA_BACKENDS, ids=lambda backend: backend.name)
+def test_what_cannot_run_is_told_by_both_ways_in(backend: Attention) -> None:
+    """`held_bytes` refuses what `prepare` refuses, in the same words."""
+    told = []
+    for ask in (backend.held_bytes, backend.prepare):
+        with pytest.raises(UnsupportedError) as caught:
+            ask(layout(device="meta"))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("backend", KEEPS_ALL, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)]

@@ -58,6 +58,20 @@ def test_the_receipt_says_what_was_sparse(make: Make, larger: VideoRequest, pred
     assert details["predictor"] == predictor
 
 
+def test_the_plan_counts_the_projections(make: Make, larger: VideoRequest, predictor: str) -> None:
+    """One sparse block of four heads of 16: 12,288 bytes more in every stage, and the plan has read no tensor."""
+    exact, sparse = (
+        make(attention_backend=name, **options).plan(larger)
+        for name, options in {
+            "sdpa": {},
+            "veda": {"veda_predictor": predictor, "veda_dense_edge_layers": 1},
+        }.items()
+    )
+    assert sparse.work.attention_bytes == 2 * HEADS * 3 * HEAD_DIM * HEAD_DIM * 2 == 12_288
+    for choice, other in zip(exact.choices, sparse.choices, strict=True):
+        assert other.stages == {name: size + 12_288 for name, size in choice.stages.items()}
+
+
 def test_sparse_attention_changes_the_clip_and_repeats_itself(
     make: Make, larger: VideoRequest, predictor: str, tmp_path: Path
 ) -> None:

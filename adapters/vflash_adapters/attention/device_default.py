@@ -18,6 +18,9 @@ class DeviceDefaultAttention:
 
     name: str = "auto"
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        return sdpa_attention(default_backend(layout.device)).held_bytes(layout)
+
     def prepare(self, layout: AttentionLayout) -> AttentionFn:
         return sdpa_attention(default_backend(layout.device)).prepare(layout)
 

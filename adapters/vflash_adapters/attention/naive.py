@@ -22,6 +22,9 @@ class NaiveAttention:
     score_bytes: int = SCORE_BYTES
     name: str = field(default="naive", init=False)
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        return 0
+
     def prepare(self, layout: AttentionLayout) -> ExactAttentionFn:
         return ExactAttentionFn(backend=self.name, layout=layout, kernel=self._attend)
 

@@ -34,15 +34,22 @@ class SdpaAttention:
     in_place_rows: int = IN_PLACE_ROWS
     _checked: set[tuple[torch.device, torch.dtype, int, int]] = field(factory=set, init=False, eq=False, repr=False)
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        self._check(layout)
+        return 0
+
     def prepare(self, layout: AttentionLayout) -> ExactAttentionFn:
         """Raises `UnsupportedError` where the layout's device, dtype or head size cannot run the named kernel."""
+        self._check(layout)
+        return ExactAttentionFn(backend=self.name, layout=layout, kernel=self._attend)
+
+    def _check(self, layout: AttentionLayout) -> None:
         if layout.device.type != self.device_type:
             raise self._unsupported(f"runs on {self.device_type}, but the model is on {layout.device}")
         if layout.dtype not in self.dtypes:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
             raise self._unsupported(f"takes {known}, but the model is {layout.dtype}")
         self._probe(layout)
-        return ExactAttentionFn(backend=self.name, layout=layout, kernel=self._attend)
 
     def _attend(self, q_SHD: torch.Tensor, k_SHD: torch.Tensor, v_SHD: torch.Tensor) -> torch.Tensor:
         heads = q_SHD.shape[1]

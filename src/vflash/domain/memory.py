@@ -69,7 +69,8 @@ class ModelBytes:
 
 @frozen(kw_only=True)
 class Workload:
-    """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack."""
+    """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack;
+    `attention_bytes` stay on the device through every stage."""
 
     facts: ModelFacts
     model: ModelBytes
@@ -81,6 +82,7 @@ class Workload:
     on_cpu: bool
     video_decoder: VideoDecoderChoice = VideoDecoderChoice.DIFFUSERS
     adapter_bytes: int = 0
+    attention_bytes: int = 0
 
 
 @frozen(kw_only=True)
@@ -114,7 +116,7 @@ def need(work: Workload, options: MemoryOptions) -> Need:
     resident = options.weight_residency is WeightResidency.RESIDENT
     on_device = stack if resident else min(2, work.facts.denoiser.num_layers) * _block(work, options)
     pinned = 0 if resident else int(stack * ARENA_SLACK)
-    stages = _stages(work, options, on_device)
+    stages = {name: size + work.attention_bytes for name, size in _stages(work, options, on_device).items()}
     model = work.model
     parts = (model.encoder, model.codec, model.auxiliary, model.projections)
     return Need(

@@ -52,10 +52,6 @@ class Backends:
         check_device(self.device)
         self.linear.check(self.device, self.dtype)
         self.residency.check(self.device, stack_bytes(facts.denoiser, self.linear, self.dtype))
-        self.check_blocks(facts)
-
-    def check_blocks(self, facts: ModelFacts) -> None:
-        """What a block calls beside its linears."""
         self.kernels.check(self.device, self.dtype)
         self.attention.prepare(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
@@ -63,6 +59,10 @@ class Backends:
         """Raises `UnsupportedError`, with the cure, if the video decoder chosen cannot run here."""
         check_device(self.device)
         self.codec.check(model_dir, device=self.device, dtype=self.dtype)
+
+    def held_by_attention(self, facts: ModelFacts) -> int:
+        """Bytes on the device; raises where the attention cannot run."""
+        return self.attention.held_bytes(_smallest_layout(facts.denoiser, self.device, self.dtype))
 
     def check_component(self, component: Path, facts: DenoiserFacts) -> None:
         """What is stored, by headers and file stamps alone: the linear execution can run it and the adapter fits it

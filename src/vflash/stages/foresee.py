@@ -47,6 +47,7 @@ class Foresight:
     options: MemoryOptions
     limits: MachineReader
     _weighed: dict[str, ModelBytes] = field(factory=dict, init=False)
+    _held: dict[str, int] = field(factory=dict, init=False)
 
     def plan(
         self, request: VideoRequest, gathered: Gathered, facts: ModelFacts, *, compare: bool = False
@@ -95,6 +96,7 @@ class Foresight:
             chunk_rows=self.backends.ffn_chunk_rows,
             on_cpu=self.backends.device.type == "cpu",
             video_decoder=VideoDecoderChoice(self.backends.video_decoder),
+            attention_bytes=self._attention(plan.denoiser, facts),
             adapter_bytes=0 if self.backends.adapter is None else self.backends.adapter.path.stat().st_size,
         )
 
@@ -103,6 +105,11 @@ class Foresight:
             weights: WeightOpener = self.backends.weights
             self._weighed[denoiser] = weigh(weights, self.model_dir, denoiser, self.backends.dtype)
         return self._weighed[denoiser]
+
+    def _attention(self, denoiser: str, facts: ModelFacts) -> int:
+        if denoiser not in self._held:
+            self._held[denoiser] = self.backends.held_by_attention(facts)
+        return self._held[denoiser]
 
     def _unsupported(self, options: MemoryOptions, facts: ModelFacts) -> tuple[str, ...]:
         """What the named backends refuse on this device, in their own words."""

@@ -81,6 +81,24 @@ def test_the_released_model_has_44_sparse_and_6_dense_blocks(predictor: Predicto
     assert sum(veda(predictor, dense_edge_layers=5).is_dense(block, 0, 50) for block in range(50)) == 10
 
 
+@pytest.mark.parametrize("edge", [0, 1, 3])
+def test_what_is_held_is_what_prepare_puts_on_the_device(predictor: Predictor, edge: int) -> None:
+    """Two projections a head in every sparse block, in BF16; known before a tensor of the file is read."""
+    backend = veda(predictor, dense_edge_layers=edge)
+    held = backend.held_bytes(layout())
+    assert backend._projections == {}
+    backend.prepare(layout())
+    (projections,) = backend._projections.values()
+    assert len(projections) == BLOCKS - 2 * edge
+    assert held == sum(one.q.nbytes + one.k.nbytes for one in projections.values())
+
+
+def test_the_released_predictor_holds_484_megabytes(predictor: Predictor) -> None:
+    """44 sparse blocks of 56 heads of 128."""
+    released = evolve(predictor, blocks=50, heads=56, head_dim=128)
+    assert 44 * released.block_bytes == 484_442_112
+
+
 def test_dense_steps_run_whole_evaluations_exactly(predictor: Predictor) -> None:
     """Evaluation 0 dense, evaluation 1 sparse in the middle."""
     attend = veda(predictor, dense_steps=(0,)).prepare(layout())

@@ -119,6 +119,17 @@ def test_a_video_decoder_s_copies_are_counted_while_it_decodes(facts: ModelFacts
     assert {name: plain[name] for name in ("encode", "denoise")} == {name: fp8[name] for name in ("encode", "denoise")}
 
 
+def test_what_the_attention_holds_is_there_in_every_stage(facts: ModelFacts) -> None:
+    """Read before the first stage and kept to the last, whatever the choice; it moves nothing else."""
+    held = 484_442_112
+    for choice in (CHOSEN, evolve(CHOSEN, placement=ModelPlacement.SWAP), evolve(CHOSEN, keep=False)):
+        without, found = (need(workload(facts, attention_bytes=size), choice) for size in (0, held))
+        assert found.stages == {name: size + held for name, size in without.stages.items()}
+        assert (found.pinned, found.host, found.read) == (without.pinned, without.host, without.read)
+    on_cpu = [need(workload(facts, on_cpu=True, attention_bytes=size), CHOSEN).host for size in (0, held)]
+    assert on_cpu[1] - on_cpu[0] == held
+
+
 @given(
     text=st.integers(1, 5000),
     condition=st.integers(0, 50_000),

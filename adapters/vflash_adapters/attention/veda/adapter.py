@@ -47,8 +47,20 @@ class VedaAttention:
     def name(self) -> str:
         return "veda-meanpool" if self.predictor is None else "veda"
 
+    def held_bytes(self, layout: AttentionLayout) -> int:
+        """The projections of the sparse blocks, and what the dense backend holds."""
+        self._without_projections(layout)
+        predictor = self._checked_predictor(layout)
+        sparse = 0 if predictor is None else len(self._sparse_blocks(predictor)) * predictor.block_bytes
+        return self.dense.held_bytes(layout) + sparse
+
     def prepare(self, layout: AttentionLayout) -> VedaFn:
         """Raises `ContractError` where predictor and model differ, `UnsupportedError` where the kernels cannot run."""
+        prepared = self._without_projections(layout)
+        prepared.projections = self._on(layout.device, self._checked_predictor(layout))
+        return prepared
+
+    def _without_projections(self, layout: AttentionLayout) -> VedaFn:
         predictor = self._checked_predictor(layout)
         dense = self.dense.prepare(layout)
         spans = tiled_spans(layout, tile_conditions=predictor is not None and predictor.tile_conditions)
@@ -68,7 +80,6 @@ class VedaAttention:
             tiling=tiling,
             budgets=(target, reference),
             head_shapes=head_shapes,
-            projections=self._on(layout.device, predictor),
         )
 
     def _checked_predictor(self, layout: AttentionLayout) -> Predictor | None:
@@ -116,9 +127,11 @@ class VedaAttention:
         if predictor is None:
             return {}
         if device not in self._projections:
-            sparse_blocks = range(self.dense_edge_layers, predictor.blocks - self.dense_edge_layers)
-            self._projections[device] = predictor.projections(sparse_blocks, device)
+            self._projections[device] = predictor.projections(self._sparse_blocks(predictor), device)
         return self._projections[device]
+
+    def _sparse_blocks(self, predictor: Predictor) -> range:
+        return range(self.dense_edge_layers, predictor.blocks - self.dense_edge_layers)
 
 
 def _chosen_plan(predictor: Predictor | None, spans: Spans, layout: AttentionLayout) -> ChosenPlan:
@@ -141,7 +154,7 @@ class VedaFn:
     tiling: Tiling
     budgets: tuple[Budget, Budget | None]
     head_shapes: torch.Tensor
-    projections: Mapping[int, Projections]
+    projections: Mapping[int, Projections] = field(factory=dict)
     _sparse_blocks: list[int] = field(factory=list, init=False)
     _dense_blocks: set[int] = field(factory=set, init=False)
 

@@ -46,6 +46,11 @@ class Predictor:
     stored_dtype: str
     metadata: Mapping[str, str] = field(repr=False, eq=False)
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block's `Projections`."""
+        return len(SIDES) * self.heads * 3 * self.head_dim * self.head_dim * torch.bfloat16.itemsize
+
     def projections(self, blocks: range, device: torch.device) -> dict[int, Projections]:
         """Decoded to float32 and rounded to bfloat16, on `device`, for the given blocks."""
         with safe_open(str(self.path), framework="pt", device="cpu") as file:
