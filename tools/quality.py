@@ -21,7 +21,7 @@ from typing import Any
 from quality_configurations import CONFIGURATIONS, EXACT, choose
 from quality_reading import Reader
 from quality_report import summary, tables
-from quality_run import Plan, claim_work, failures, one_thread, records, run_share
+from quality_run import Plan, claim_work, failures, one_thread, records, run_share, settings_of
 
 _REPORT_EVERY_S = 5.0
 
@@ -45,7 +45,8 @@ def run(plan: Plan, written: Callable[[dict[str, Any]], None] = lambda results: 
 
 
 def results(plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Also under "settings", what each configuration ran with."""
+    found: dict[str, Any] = {"settings": {n: settings_of(plan, c) for n, c in plan.configurations.items()}}
     for task, name in plan.cells():
         if kept := records(plan, task, name):
             found.setdefault(task.value, {})[name] = summary(kept)
@@ -113,7 +114,7 @@ def _write(output: Path, found: Mapping[str, Any]) -> None:
 
 
 def _modes(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {task: by_name for task, by_name in found.items() if task != "failed"}
+    return {task: by_name for task, by_name in found.items() if task not in ("failed", "settings")}
 
 
 def _bound(text: str) -> tuple[str, float]:

@@ -191,12 +191,22 @@ def _distances(found: PlayedClip, wanted: PlayedClip) -> dict[str, float]:
     return dict(zip(DISTANCES, values, strict=True))
 
 
-def _pipeline(plan: Plan, configuration: Configuration) -> H3Pipeline:
-    named = {
+def settings_of(plan: Plan, configuration: Configuration) -> dict[str, Any]:
+    """The plan's, under the configuration's own. On a GPU Veda runs in BF16, the only dtype of its kernels there, and
+    what is left in float32 is the truth: the plain attention and block kernels of the reference."""
+    on_gpu = str(plan.settings["device"]).startswith("cuda")
+    veda = str(configuration.settings.get("attention_backend", "")).startswith("veda")
+    dtype = {"dtype": "bfloat16"} if on_gpu and veda else {}
+    found = {**plan.settings, **dtype, **configuration.settings}
+    truth = {"attention_backend": "naive", "block_kernels": "torch"} if on_gpu and found["dtype"] == "float32" else {}
+    return {
         key: value.replace("{model}", str(plan.model)) if isinstance(value, str) else value
-        for key, value in configuration.settings.items()
+        for key, value in {**truth, **found}.items()
     }
-    return H3Pipeline(plan.model, **{**plan.settings, **named})
+
+
+def _pipeline(plan: Plan, configuration: Configuration) -> H3Pipeline:
+    return H3Pipeline(plan.model, **settings_of(plan, configuration))
 
 
 def _request(plan: Plan, prompt: Prompt, name: str) -> VideoRequest:

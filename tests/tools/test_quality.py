@@ -15,7 +15,7 @@ from quality_configurations import CONFIGURATIONS, EXACT, Configuration, choose
 from quality_measure import psnr_db, recorded, sound_snr_db, ssim, teacher_forced
 from quality_reading import Reader, read
 from quality_report import tables
-from quality_run import Plan
+from quality_run import Plan, settings_of
 from tiny_h3.tasks import Task
 from vflash.pipeline import H3Pipeline, VideoRequest
 from vflash.settings import Settings
@@ -88,7 +88,8 @@ def measured(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def test_a_small_gate_runs(measured: tuple[Plan, dict[str, Any]]) -> None:
     """Every column is there: judged attributes with intervals, distances, velocity errors, seconds."""
     _, results = measured
-    assert list(results) == ["fl2va"]
+    assert list(results) == ["settings", "fl2va"]
+    assert results["settings"]["coarse"]["dtype"] == "bfloat16"
     assert list(results["fl2va"]) == [EXACT, "coarse"]
     coarse = results["fl2va"]["coarse"]
     assert coarse["judged"]["first frame"]["asked"] == 1
@@ -97,7 +98,7 @@ def test_a_small_gate_runs(measured: tuple[Plan, dict[str, Any]]) -> None:
     assert coarse["against_exact"]["psnr_db"] > 15
     assert coarse["seconds_a_clip"] > 0
     assert "velocity_error" not in results["fl2va"][EXACT]
-    overall, attributes = tables(results).split("\n\n")
+    overall, attributes = tables({"fl2va": results["fl2va"]}).split("\n\n")
     assert len(overall.splitlines()) == len(attributes.splitlines()) == 2 + 2
     assert "first frame" in attributes.splitlines()[0]
 
@@ -138,7 +139,7 @@ def test_a_configuration_that_fails_is_noted(checkpoint: Path, tmp_path: Path) -
 
 def test_a_late_gate_begins_nothing(checkpoint: Path, tmp_path: Path) -> None:
     """After the deadline there is a report of what there is: here nothing."""
-    assert run(small_plan(checkpoint, tmp_path / "work", until=time.time() - 1)) == {}
+    assert run(small_plan(checkpoint, tmp_path / "work", until=time.time() - 1)).keys() == {"settings"}
 
 
 def test_workers_share_out_the_prompts(checkpoint: Path, tmp_path: Path) -> None:
@@ -183,6 +184,22 @@ def test_every_named_configuration_is_legal(tmp_path: Path) -> None:
     for configuration in CONFIGURATIONS.values():
         settings = Settings(model_dir=tmp_path, **configuration.settings)
         assert all(str(getattr(settings, name)) == str(value) for name, value in configuration.settings.items())
+
+
+def test_a_gpu_runs_the_truth_in_float32() -> None:
+    """Fast kernels take BF16 alone: the exact run names the plain ones, and Veda is BF16."""
+    plan = Plan(
+        model=Path("m"), work=Path("w"), settings={"device": "cuda:0", "dtype": "float32"}, configurations={},
+        prompts=1, forced=0, **SIDES,
+    )  # fmt: skip
+    exact, coarse, veda = (settings_of(plan, CONFIGURATIONS[name]) for name in (EXACT, "bfloat16-16", "veda-50-16"))
+    assert (exact["dtype"], exact["attention_backend"], exact["block_kernels"]) == ("float32", "naive", "torch")
+    assert (coarse["dtype"], coarse.get("attention_backend")) == ("bfloat16", None)
+    assert (veda["dtype"], veda["veda_predictor"]) == ("bfloat16", "m/veda-predictor.safetensors")
+    on_cpu = attrs.evolve(plan, settings={"device": "cpu", "dtype": "float32"})
+    assert settings_of(on_cpu, CONFIGURATIONS[EXACT]) == on_cpu.settings
+    for configuration in CONFIGURATIONS.values():
+        Settings(model_dir="m", **settings_of(plan, configuration))
 
 
 def test_bounds_are_of_every_mode() -> None:
