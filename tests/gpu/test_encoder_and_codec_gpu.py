@@ -10,7 +10,6 @@ import torch
 
 from vflash_adapters.latent_codec.diffusers_vaes import DiffusersVaes
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
-from vflash_adapters.tiny_checkpoint import Variant, write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.text_encoder import PicturePart, TextPart
 
@@ -20,15 +19,6 @@ pytestmark = [
 ]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 PIXELS = (torch.arange(96 * 128 * 3).reshape(96, 128, 3) % 256).to(torch.uint8)
-
-
-@pytest.fixture(scope="module")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Made here, so that this folder runs with `--noconftest` on a machine without the reference's packages."""
-    root = tmp_path_factory.mktemp("tiny")
-    for variant in Variant:
-        write_tiny_checkpoint(root / variant, dimensions=variant)
-    return {variant.value: root / variant for variant in Variant}
 
 
 def held() -> int:
