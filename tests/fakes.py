@@ -11,9 +11,10 @@ import torch
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_ports.attention import AttentionFn, AttentionLayout, AttentionReport
+from vflash_ports.errors import DeliveryError
 from vflash_ports.latent_codec import LatentCodec
 from vflash_ports.linear import ActivationFormat, Fp8Rows
-from vflash_ports.media import Clip, Delivery, Latents
+from vflash_ports.media import Clip, Delivery, Latents, LatentStore
 
 HOP = 800
 
@@ -145,3 +146,15 @@ class MemoryLatentStore:
 
     def load(self, path: Path) -> Latents:
         return self.kept[path]
+
+
+class FullDisk:
+    """A `LatentStore` over another that cannot save in some folders."""
+
+    def __init__(self, inner: LatentStore, *full: Path) -> None:
+        self.check, self.load, self._inner, self._full = inner.check, inner.load, inner, full
+
+    def save(self, latents: Latents, path: Path) -> None:
+        if any(folder in path.parents for folder in self._full):
+            raise DeliveryError(f"latents cannot be saved to {path}: no space left")
+        self._inner.save(latents, path)

@@ -21,6 +21,7 @@ from vflash.stages.clock import RequestClock
 from vflash.stages.denoise import lay_out
 from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
+from vflash.stages.keep_latents import keep_latents
 from vflash.stages.models import Models
 from vflash.stages.outputs import check_absent, trace_path, write_receipt
 from vflash.stages.recorder import PhaseRecorder
@@ -102,7 +103,8 @@ class DenoiseSession:
                 made = denoise_request(plan, conditioning, self.models, self.backends, watch)
                 named = {**made.latents.metadata, "bundle_id": sealed.bundle_id}
                 with watch.stage("latent_export"):
-                    self.latent_store.save(evolve(made.latents, metadata=named), output)
+                    kept = keep_latents(evolve(made.latents, metadata=named), self.latent_store, output)
+                kept.require_wanted("the denoising is complete, but ")
             session = self._times(clock)
             profile, events = (None, None) if recorder is None else recorder.finish(made.block_bytes)
             if events is not None and trace is not None:

@@ -30,12 +30,13 @@ from vflash.stages.backends import Backends, check_device
 from vflash.stages.bundle import to_bundle
 from vflash.stages.clock import RequestClock
 from vflash.stages.decode import saved_length
-from vflash.stages.deliver import decode_command, deliver
+from vflash.stages.deliver import deliver, way_back
 from vflash.stages.delivery_profiles import DeliveryProfiles, delivery_profiles
 from vflash.stages.encode import Conditioning
 from vflash.stages.foresee import Foresight
 from vflash.stages.gate import Gate
 from vflash.stages.gather import Gathered, gather
+from vflash.stages.keep_latents import KeptLatents, keep_latents
 from vflash.stages.models import Models
 from vflash.stages.outputs import Outputs, plan_outputs, write_receipt
 from vflash.stages.recorder import PhaseRecorder
@@ -127,10 +128,10 @@ class Engine:
                 conditioning = self._conditioning(request, gathered, facts, watch, scope)
                 made = denoise_request(gathered.plan, conditioning, self.models, self.backends, watch)
                 with watch.stage("latent_export"):
-                    self.latent_store.save(made.latents, outputs.latents)
+                    kept = keep_latents(made.latents, self.latent_store, outputs.latents)
                 profile, trace = (None, None) if recorder is None else recorder.finish(made.block_bytes)
                 profiles = delivery_profiles(request, gathered)
-                delivery = self._deliver(made.latents, gathered.plan.length, facts, outputs, watch, profiles)
+                delivery = self._deliver(made.latents, gathered.plan.length, facts, outputs, kept, watch, profiles)
             run = {
                 **request_receipt(request, gathered.plan, facts),
                 **made.run,
@@ -138,9 +139,12 @@ class Engine:
                 "conditioning_reuse": self._reuse.status,
                 "generation": generation_receipt(gathered.plan, watch.stages, profile),
             }
+            result = self._finish(run, delivery, outputs, kept, watch, clock)
             if trace is not None and outputs.trace is not None:
                 write_receipt(trace, outputs.trace, what="trace")
-            return self._finish(run, delivery, outputs, watch, clock)
+            if outputs.keep_latents:
+                kept.require_wanted(f"the video {outputs.video} is complete, but ")
+            return result
 
     def encode(
         self, request: VideoRequest, bundle_path: Path | str, *, progress: ProgressCallback | None = None
@@ -173,23 +177,24 @@ class Engine:
         progress: ProgressCallback | None = None,
     ) -> VideoResult:
         """Decode and deliver kept latents; the way back after a decode or an encoder that failed."""
-        kept = argument("latents_path", to_path, latents_path)
+        source = argument("latents_path", to_path, latents_path)
         video = argument("output_path", to_path, output_path)
         callback = argument("progress", to_callback, progress)
         profiles = DeliveryProfiles(audio=argument("audio_delivery_profile", AudioDelivery, audio_delivery_profile))
         with self._gate.admit() as number:
             clock = RequestClock(number=number, models=self.models)
             watch = RequestWatch(callback, device=self.backends.device, log=self.log)
-            outputs = plan_outputs(video, kept)
+            outputs = plan_outputs(video, source)
             outputs.check(self.sink, None)
             latents = self.latent_store.load(outputs.latents)
             facts = self.model_facts(self.models.first_denoiser)
-            length = saved_length(latents, facts.codec, what=str(kept))
+            length = saved_length(latents, facts.codec, what=str(source))
             self.backends.check_codec(self.model_dir)
             with self._gate.executing(watch, self._release):
-                delivery = self._deliver(latents, length, facts, outputs, watch, profiles)
+                kept = KeptLatents(wanted=source, path=source)
+                delivery = self._deliver(latents, length, facts, outputs, kept, watch, profiles)
             run = decode_receipt(latents.metadata, length, self.backends.codec_receipt())
-            return self._finish(run, delivery, outputs, watch, clock)
+            return self._finish(run, delivery, outputs, kept, watch, clock)
 
     def close(self) -> None:
         """Release every model; idempotent. Refused while a request runs."""
@@ -219,10 +224,10 @@ class Engine:
         length: ClipLength,
         facts: ModelFacts,
         outputs: Outputs,
+        kept: KeptLatents,
         watch: RequestWatch,
         profiles: DeliveryProfiles,
     ) -> Delivery:
-        command = decode_command(self.model_dir, self.backends, outputs, profiles)
         return deliver(
             latents,
             length,
@@ -232,7 +237,7 @@ class Engine:
             watch,
             codec=self.models.codec,
             sink=self.sink,
-            way_back=f"the latents are kept; decode them again with: {command}",
+            way_back=way_back(kept, outputs.video, profiles, self.model_dir, self.backends, self.sink.name),
         )
 
     def _finish(
@@ -240,11 +245,12 @@ class Engine:
         run: Mapping[str, Any],
         delivery: Delivery,
         outputs: Outputs,
+        kept: KeptLatents,
         watch: RequestWatch,
         clock: RequestClock,
     ) -> VideoResult:
         if not outputs.keep_latents:
-            outputs.latents.unlink(missing_ok=True)
+            kept = kept.discard()
         elapsed, loading = clock.elapsed_seconds, clock.loading_seconds
         stages = {
             "initialization_seconds": loading,
@@ -258,6 +264,7 @@ class Engine:
             run={
                 **run,
                 **delivery_receipt(delivery, self.sink.name),
+                "saved_latents": kept.describe(),
                 "stages": stages,
                 "memory": watch.peaks(),
             },

@@ -14,6 +14,8 @@ from fakes import FailingSink
 
 from vflash.cli import main
 from vflash.container import Container
+from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
+from vflash_adapters.media.frames_dir import FramesDirSink
 
 
 @frozen(kw_only=True)
@@ -134,6 +136,35 @@ def test_the_command_that_a_failed_delivery_names_runs_as_written(vflash, small,
     assert json.loads(answer.out)["delivery"]["frames"] == 120
     assert (folder / "clip.mp4").exists()
     assert (folder / "clip.receipt.json").exists()
+
+
+def test_an_interrupted_delivery_says_what_is_kept(vflash, small, tmp_path):
+    """Control-C: exit 130, no traceback, the command that goes on from the latents."""
+    with Container.sink.override(providers.Object(FailingSink(KeyboardInterrupt()))):
+        stopped = vflash("generate", *small, "--prompt", "rain", "--output", tmp_path / "clip.mp4", "--json")
+    assert stopped.code == 130
+    told = [line for line in stopped.err.splitlines() if not line.startswith("{")]
+    assert told[0] == "vflash: interrupted"
+    command = shlex.split(told[1].rsplit("decode them again with:", 1)[1])
+    assert vflash(*command[1:]).code == 0
+    assert (tmp_path / "clip.mp4").exists()
+
+
+@pytest.mark.parametrize("feed", ["pipe", "frames-dir"])
+def test_the_way_back_is_the_way_it_went(vflash, small, tmp_path, monkeypatch, feed):
+    """The command names the sink and the decoder of the run: a folder of frames is no MP4."""
+    output = tmp_path / ("clip" if feed == "frames-dir" else "clip.mp4")
+    kind = FramesDirSink if feed == "frames-dir" else FfmpegPipeSink
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "write", FailingSink(OSError("disk full")).write)
+        failed = vflash(
+            "generate", *small, "--prompt", "rain", "-o", output, "--media-video-input", feed, "--vae-tiles-at-once", 2
+        )
+    command = shlex.split(failed.err.rsplit("decode them again with:", 1)[1])
+    assert command[command.index("--media-video-input") + 1] == feed
+    assert command[command.index("--vae-tiles-at-once") + 1] == "2"
+    assert vflash(*command[1:]).code == 0
+    assert output.exists()
 
 
 def test_doctor_looks_at_every_weight_header(vflash, checkpoint, tmp_path):

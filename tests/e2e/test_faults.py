@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from fakes import CountingAttention, FailingSink, FlatCodecs, MemoryLatentStore, SpoilingKernels
+from fakes import CountingAttention, FailingSink, FlatCodecs, FullDisk, MemoryLatentStore, SpoilingKernels
 from recording import RecordingSink
 
 from vflash.model.block import BlockWeights
 from vflash.pipeline import PipelineProgress
+from vflash_adapters.media.latent_store import SafetensorsLatentStore
 from vflash_ports.errors import (
     BusyError,
     CheckpointError,
@@ -175,6 +177,90 @@ def test_a_failed_delivery_keeps_the_latents(make, ask, tmp_path, error):
     whole.decode(latents, tmp_path / "clip.mp4")
     assert (tmp_path / "clip.mp4").read_bytes() == (tmp_path / "whole.mp4").read_bytes()
     assert latents.exists()
+
+
+@pytest.fixture
+def temporary(tmp_path_factory, monkeypatch) -> Path:
+    """The system's temporary folder, for this test alone."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return Path(folder)
+
+
+def test_latents_that_cannot_be_saved_do_not_cost_the_clip(make, ask, tmp_path, temporary):
+    """They were only insurance: the clip is what it would have been, the receipt says what happened."""
+    engine = make(latent_store=FullDisk(SafetensorsLatentStore(), tmp_path))
+    result = engine.generate(ask(), tmp_path / "clip.mp4")
+    saved = result.receipt["saved_latents"]
+    assert saved["path"] is None
+    assert "clip.latents.safetensors: no space left" in saved["trouble"]
+    assert list(temporary.iterdir()) == []
+    assert make().generate(ask(), tmp_path / "whole.mp4").receipt["saved_latents"] == {"path": None, "trouble": None}
+
+
+@pytest.mark.parametrize("profile_denoise", [False, True])
+def test_latents_that_were_asked_for_are_kept_elsewhere_and_told(make, ask, tmp_path, temporary, profile_denoise):
+    """The clip, its receipt and its trace are complete; the error names the place; the pipeline stays healthy."""
+    engine = make(latent_store=FullDisk(SafetensorsLatentStore(), tmp_path / "full"), model_lifetime="keep")
+    (tmp_path / "full").mkdir()
+    asked = ask(save_latents=tmp_path / "full" / "kept.safetensors")
+    with pytest.raises(DeliveryError, match=r"^the video .*clip\.mp4 is complete, but the latents") as caught:
+        engine.generate(asked, tmp_path / "clip.mp4", profile_denoise=profile_denoise)
+    (kept,) = temporary.glob("*/kept.safetensors")
+    assert str(caught.value).endswith(f"no space left; they are kept at {kept}")
+    receipt = json.loads((tmp_path / "clip.receipt.json").read_text())
+    assert receipt["saved_latents"]["path"] == str(kept)
+    assert (tmp_path / "clip.denoise-trace.json").exists() == profile_denoise
+    again = engine.decode(kept, tmp_path / "again.mp4")
+    assert again.receipt["saved_latents"] == {"path": str(kept), "trouble": None}
+    assert kept.exists()
+
+
+def test_a_failed_delivery_after_a_failed_save_names_the_second_place(make, ask, tmp_path, temporary):
+    """Two faults, and the denoising is still not lost: the command decodes what lies in the second place."""
+    store = FullDisk(SafetensorsLatentStore(), tmp_path)
+    with pytest.raises(DeliveryError, match="encoder died") as caught:
+        make(sink=FailingSink(OSError("encoder died")), latent_store=store).generate(ask(), tmp_path / "clip.mp4")
+    (kept,) = temporary.glob("*/clip.latents.safetensors")
+    assert f"--latents {kept}" in str(caught.value)
+    assert "not where they were meant to be" in str(caught.value)
+    make().decode(kept, tmp_path / "clip.mp4")
+
+
+def test_latents_that_no_place_takes_are_said_to_be_lost(make, ask, tmp_path, temporary):
+    """Only if the delivery fails as well; a promise that cannot be kept is not made."""
+    store = FullDisk(SafetensorsLatentStore(), tmp_path, temporary)
+    make(latent_store=store).generate(ask(), tmp_path / "whole.mp4")
+    with pytest.raises(DeliveryError, match="encoder died") as caught:
+        make(sink=FailingSink(OSError("encoder died")), latent_store=store).generate(ask(), tmp_path / "clip.mp4")
+    assert "the latents are lost with this run" in str(caught.value)
+    assert "--latents" not in str(caught.value)
+
+
+def test_two_runs_into_one_output_both_keep_what_they_paid_for(make, ask, tmp_path, temporary):
+    """The second one finds the names taken after its denoising: nothing is overwritten, its latents lie elsewhere."""
+
+    def interfere(event: PipelineProgress) -> None:
+        if event.stage == "denoising" and event.completed == 2:
+            for name in ("clip.mp4", "clip.latents.safetensors"):
+                (tmp_path / name).write_text("the first run's")
+
+    engine = make(real=True, latent_codec=FlatCodecs())
+    with pytest.raises(MediaError, match=r"clip\.mp4 exists already") as caught:
+        engine.generate(ask(), tmp_path / "clip.mp4", progress=interfere)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"the first run's"}
+    (kept,) = temporary.glob("*/clip.latents.safetensors")
+    assert f"--latents {kept}" in str(caught.value)
+    engine.decode(kept, tmp_path / "other.mp4")
+
+
+def test_whoever_stops_a_delivery_is_told_what_is_kept(make, ask, tmp_path):
+    """The caller's own exception comes back with the command as a note."""
+    engine = make(real=True, latent_codec=FlatCodecs())
+    with pytest.raises(EnoughError) as caught:
+        engine.generate(ask(), tmp_path / "clip.mp4", progress=stop_at("decoding", 1))
+    (note,) = caught.value.__notes__
+    assert f"--latents {tmp_path / 'clip.latents.safetensors'}" in note
 
 
 def test_an_output_that_appears_meanwhile_is_kept(make, ask, tmp_path):

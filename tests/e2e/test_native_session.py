@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 from dependency_injector import providers
-from fakes import SpoilingKernels
+from fakes import FullDisk, SpoilingKernels
 from safetensors.torch import load_file
 
 from vflash.container import Container
 from vflash.denoise_session import DenoiseSession
 from vflash.native.session import NativeEngineSession
 from vflash.settings import Settings
-from vflash_ports.errors import CheckpointError, ClosedError, ContractError, MediaError, NonFiniteError
+from vflash_adapters.media.latent_store import SafetensorsLatentStore
+from vflash_ports.errors import CheckpointError, ClosedError, ContractError, DeliveryError, MediaError, NonFiniteError
 
 Session = Callable[..., DenoiseSession]
 
@@ -194,3 +196,17 @@ def test_commands_chain(checkpoint, tmp_path, monkeypatch, capsys):
     assert printed["generation"]["denoise_profile"]["added_nfe_fences"] is False
     run("decode", "--latents", paths["latents"], "--output", paths["clip.mp4"])
     assert Path(paths["clip.mp4"]).stat().st_size > 1000
+
+
+def test_latents_that_cannot_be_saved_lie_in_a_second_place(session, bundle, tmp_path, tmp_path_factory, monkeypatch):
+    """They are all that a session makes: the error names the place, and they decode."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    native = session(latent_store=FullDisk(SafetensorsLatentStore(), tmp_path))
+    with pytest.raises(DeliveryError, match=r"^the denoising is complete, but the latents") as caught:
+        native.generate(bundle, tmp_path / "out.safetensors")
+    (kept,) = temporary.glob("*/out.safetensors")
+    assert str(caught.value).endswith(f"they are kept at {kept}")
+    session().generate(bundle, tmp_path / "whole.safetensors")
+    one, two = load_file(kept), load_file(tmp_path / "whole.safetensors")
+    assert torch.equal(one["video_latents"], two["video_latents"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from vflash.cli import (
     compile,
@@ -21,10 +23,22 @@ from vflash.cli import (
     sidecar,
     verify,
 )
-from vflash.cli.reporting import report_error
+from vflash.cli.reporting import report_error, report_stop
 from vflash_ports.errors import ContractError, VflashError
 
+
+class Program(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """An interrupted command says what it kept, and exits as shells expect."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            report_stop(stop)
+            raise typer.Exit(130) from stop
+
+
 app = typer.Typer(
+    cls=Program,
     name="vflash",
     no_args_is_help=True,
     add_completion=False,
@@ -55,5 +69,3 @@ def main() -> None:
     except VflashError as error:
         report_error(error)
         sys.exit(2 if isinstance(error, ContractError) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)

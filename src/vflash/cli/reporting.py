@@ -83,6 +83,12 @@ def print_result(receipt: Mapping[str, Any], path: object, elapsed_seconds: floa
     print(f"{path} ({elapsed_seconds:.1f} s)")
 
 
+def report_stop(stop: KeyboardInterrupt) -> None:
+    """What was paid for and kept is told on the way out."""
+    for line in ("interrupted", *getattr(stop, "__notes__", ())):
+        print(f"vflash: {line}", file=sys.stderr)
+
+
 def report_error(error: Exception) -> None:
     """One plain text on stderr; never a traceback for what was raised on purpose."""
     print(f"vflash: {error}", file=sys.stderr)
