@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, Factory, field, frozen
+from attrs import Attribute, Factory, field, fields, frozen
 from attrs.converters import optional
 from attrs.validators import optional as maybe
 
@@ -101,6 +102,32 @@ def _tiles_at_once(settings: Settings) -> int:
     return 1 if settings.device == "cpu" else _CUDA_TILES_AT_ONCE
 
 
+_AT_WORK: tuple[tuple[Callable[[Settings], bool], str, tuple[str, ...]], ...] = (
+    (
+        lambda settings: settings.attention_backend.startswith("veda"),
+        "attention_backend",
+        (
+            *("veda_dense_edge_layers", "veda_dense_backend", "veda_dense_steps", "veda_kernels"),
+            *("veda_target_budget", "veda_reference_budget"),
+        ),
+    ),
+    (lambda settings: settings.linear is not Linear.BF16, "linear", ("fp8_kernels",)),
+    (
+        lambda settings: Linear.W8A8 is settings.linear or VideoDecoderChoice.FUSED_FP8 is settings.video_decoder,
+        "linear",
+        ("fp8_fast_accum",),
+    ),
+    (lambda settings: settings.weight_reading is not WeightReading.MMAP, "weight_reading", ("weight_read_workers",)),
+    (lambda settings: settings.weight_reading is WeightReading.SIDECAR, "weight_reading", ("sidecar_merge",)),
+    (
+        lambda settings: settings.media_video_input is not VideoFeed.FRAMES_DIR,
+        "media_video_input",
+        ("media_video_encoder", "media_video_threads", "media_preset", "media_crf"),
+    ),
+)
+"""When the named settings do anything, and the setting that decides it."""
+
+
 @frozen(kw_only=True, field_transformer=errors_name_their_field)
 class Settings:
     """One pipeline. Field names are the CLI's options; a misspelt one is an error everywhere."""
@@ -158,9 +185,7 @@ class Settings:
                 "veda-meanpool is the Veda that needs no predictor "
                 f"(got {self.attention_backend} and {self.veda_predictor})"
             )
-        for name in ("veda_dense_steps", "veda_target_budget", "veda_reference_budget"):
-            if getattr(self, name) and not self.attention_backend.startswith("veda"):
-                raise ContractError(f"{name} is given, but attention_backend is {self.attention_backend}; drop it")
+        self._refuse_idle()
         for name in ("adapter_alpha", "adapter_strength", "adapter_qkv_order"):
             if self.adapter is None and getattr(self, name) is not None:
                 raise ContractError(f"{name} is given but no adapter; name its file as adapter, or drop the option")
@@ -168,6 +193,13 @@ class Settings:
             raise ContractError("assets hold their adapter and row order; drop adapter and qkv_order, or drop assets")
         if self.assets is None:
             choose_profile(self.profile, None if self.adapter is None else self.adapter.name)
+
+    def _refuse_idle(self) -> None:
+        """An option that would change nothing is a misunderstanding, not a wish."""
+        for at_work, chooser, names in _AT_WORK:
+            for name in names:
+                if getattr(self, name) != getattr(fields(Settings), name).default and not at_work(self):
+                    raise ContractError(f"{name} is given, but {chooser} is {getattr(self, chooser)}; drop it")
 
     @property
     def keeps(self) -> bool:

@@ -12,7 +12,15 @@ from vflash.domain.fields import from_mapping
 from vflash.settings import Settings
 from vflash_ports.errors import ContractError
 
-BESIDE = {"sidecar": {"weight_sidecar": "folder"}, "veda": {"veda_predictor": "predictor.safetensors"}}
+BESIDE = {
+    "weight_reading=sidecar": {"weight_sidecar": "folder"},
+    "attention_backend=veda": {"veda_predictor": "predictor.safetensors"},
+    "sidecar_merge": {"weight_reading": "sidecar", "weight_sidecar": "folder"},
+    "veda_dense_backend": {"attention_backend": "veda-meanpool"},
+    "veda_kernels": {"attention_backend": "veda-meanpool"},
+    "fp8_kernels": {"linear": "w8a8"},
+}
+"""Setting, or setting and choice -> what must stand beside it."""
 CHOICES = {item.name: type(item.default) for item in attrs.fields(Settings) if isinstance(item.default, StrEnum)}
 
 
@@ -46,7 +54,7 @@ def test_illegal_devices(device):
 def test_every_choice_takes_its_values_and_no_other(name):
     """As text or as member; an unknown value lists all legal ones under the field's name."""
     for member in CHOICES[name]:
-        beside = BESIDE.get(str(member), {})
+        beside = BESIDE.get(f"{name}={member}", BESIDE.get(name, {}))
         assert getattr(Settings(model_dir="model", **{name: str(member)}, **beside), name) is member
         assert getattr(Settings(model_dir="model", **{name: member}, **beside), name) is member
     for wrong in ("fastest", "", None, 1, True):
@@ -95,6 +103,40 @@ def test_illegal_read_workers(readers):
     """1, 2, 4 or 8."""
     with pytest.raises(ContractError, match=r"^weight_read_workers must be 1, 2, 4 or 8"):
         Settings(model_dir="model", weight_read_workers=readers)
+
+
+IDLE = {
+    "veda_dense_edge_layers": (1, {"attention_backend": "veda-meanpool"}),
+    "veda_dense_backend": ("naive", {"attention_backend": "veda-meanpool"}),
+    "veda_dense_steps": ((0,), {"attention_backend": "veda-meanpool"}),
+    "veda_kernels": ("triton", {"attention_backend": "veda-meanpool"}),
+    "veda_target_budget": ("ratio=0.2", {"attention_backend": "veda-meanpool"}),
+    "veda_reference_budget": ("ratio=0.2", {"attention_backend": "veda-meanpool"}),
+    "fp8_kernels": ("torch", {"linear": "fp8-weight-only"}),
+    "fp8_fast_accum": (True, {"video_decoder": "fused-fp8"}),
+    "weight_read_workers": (2, {"weight_reading": "buffered"}),
+    "sidecar_merge": ("numpy", {"weight_reading": "sidecar", "weight_sidecar": "folder"}),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_setting_that_would_change_nothing_is_refused(name):
+    """Under the choice that it belongs to it is taken, under another the message names both."""
+    value, beside = IDLE[name]
+    Settings(model_dir="model", **{name: value}, **beside)
+    with pytest.raises(ContractError, match=f"^{name} is given, but .* is .*; drop it$"):
+        Settings(model_dir="model", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("media_video_encoder", "h264_nvenc"), ("media_video_threads", 2), ("media_preset", "slow"), ("media_crf", 20)],
+)
+def test_a_folder_of_frames_is_not_encoded(name, value):
+    """PNG has neither preset nor quality."""
+    Settings(model_dir="model", **{name: value}, media_video_input="pipe")
+    with pytest.raises(ContractError, match=f"^{name} is given, but media_video_input is frames-dir; drop it$"):
+        Settings(model_dir="model", **{name: value}, media_video_input="frames-dir")
 
 
 def test_a_misspelt_setting_is_an_error_with_a_hint():

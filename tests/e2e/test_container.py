@@ -42,8 +42,12 @@ SELECTED: dict[str, str] = {
     "weights": "weight_reading",
 }
 """Container provider -> the setting that chooses its adapter."""
-BESIDE = {"sidecar": {"weight_sidecar": "side"}, "veda": {"veda_predictor": "predictor.safetensors"}}
-"""Choice -> what must be given with it; that it exists is found out later."""
+BESIDE = {
+    "sidecar": {"weight_sidecar": "side"},
+    "veda": {"veda_predictor": "predictor.safetensors"},
+    "veda_dense": {"attention_backend": "veda-meanpool"},
+}
+"""Choice or provider -> what must be given with it; that it exists is found out later."""
 PORTS: dict[str, Any] = {
     "attention": Attention,
     "block_kernels": BlockKernels,
@@ -77,7 +81,7 @@ def test_every_selector_offers_exactly_its_enum():
 )
 def test_every_branch_can_be_built(name, choice):
     """Composition loads nothing and probes nothing, so even a GPU's adapters are built here; they refuse in `check`."""
-    beside = BESIDE.get(choice, {})
+    beside = BESIDE.get(choice, BESIDE.get(name, {}))
     settings = Settings(model_dir="model", device="cpu", **{SELECTED[name]: choice}, **beside)
     adapter = getattr(Container(settings=settings), name)()
     assert members(PORTS[name])
