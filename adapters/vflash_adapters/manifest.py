@@ -54,6 +54,8 @@ def read_sealed(path: Path, kind: ManifestKind, fields: Fields) -> dict[str, Any
         with path.open("rb") as file:
             content = file.read(kind.max_bytes + 1)
     except OSError as error:
+        if not path.parent.is_dir():
+            raise CheckpointError(f"{path.parent}: no such folder, so no {kind.format} in it") from error
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}); was its preparation completed?") from error
     if len(content) > kind.max_bytes:
         raise CheckpointError(f"{path}: larger than the {kind.max_bytes} bytes a {kind.format} manifest may have")

@@ -51,6 +51,13 @@ def test_nothing_is_written_over(kind: str, tmp_path: Path) -> None:
     assert kind == "dangling" or target.read_bytes() == b"mine"
 
 
+def test_a_weight_file_is_told_from_latents_in_one_line(tmp_path: Path) -> None:
+    """Some of its names, and how many more there are."""
+    save_file({f"block.{number:03}.weight": torch.zeros(1) for number in range(900)}, tmp_path / "weights")
+    with pytest.raises(MediaError, match=r"holds block\.000\.weight, .*002\.weight and 897 more, not exactly"):
+        STORE.load(tmp_path / "weights")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

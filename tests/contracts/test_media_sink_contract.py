@@ -226,6 +226,14 @@ def test_a_missing_folder_is_refused(sink: MediaSink, output: Path) -> None:
         sink.check(output.parent / "absent" / output.name)
 
 
+def test_a_folder_that_takes_nothing_is_refused_before_any_work(sink: MediaSink, output: Path) -> None:
+    """Whatever its permissions say, root or not: /proc takes no new folder."""
+    with pytest.raises(MediaError, match=r"^output folder /proc (cannot be written|is not writable)"):
+        sink.check(Path("/proc") / output.name)
+    sink.check(output)
+    assert list(output.parent.iterdir()) == []
+
+
 def _with(**change: object) -> Callable[[], Clip]:
     return lambda: attrs.evolve(clip_of(smooth_frames(24, 32, 32)), **change)
 

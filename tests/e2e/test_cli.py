@@ -12,6 +12,7 @@ from attrs import frozen
 from dependency_injector import providers
 from fakes import FailingSink
 
+from vflash import __version__
 from vflash.cli import main
 from vflash.container import Container
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
@@ -187,6 +188,26 @@ def test_doctor_looks_at_every_weight_header(vflash, checkpoint, tmp_path):
     assert broken.code == 1
     assert missing.name in broken.err
     assert "not usable" in broken.out
+
+
+@pytest.mark.parametrize("name", ["none", "file"])
+def test_doctor_says_once_that_there_is_no_model_folder(vflash, tmp_path, name):
+    """One problem, not one for every component."""
+    (tmp_path / "file").touch()
+    answer = vflash("doctor", "--model", tmp_path / name, "--json")
+    (problem,) = json.loads(answer.out)["problems"]
+    assert str(tmp_path / name) in problem
+    assert ("does not exist" if name == "none" else "is not a folder") in problem
+    assert answer.code == 1
+
+
+def test_version_and_short_help_are_answered(vflash):
+    """What people type first."""
+    assert vflash("--version").out == f"vflash {__version__}\n"
+    for words in ((), ("generate",), ("sidecar", "prepare")):
+        answer = vflash(*words, "-h")
+        assert (answer.code, answer.err) == (0, "")
+        assert "Usage" in answer.out
 
 
 def test_demo_needs_nothing(vflash, monkeypatch, tmp_path):

@@ -56,7 +56,8 @@ class SafetensorsLatentStore:
             with safe_open(path, framework="pt", device="cpu") as reader:
                 names = sorted(reader.keys())
                 if names != [AUDIO, VIDEO]:
-                    raise MediaError(f"latents {path} holds {names}, not exactly {AUDIO} and {VIDEO}")
+                    found = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                    raise MediaError(f"latents {path} holds {found or 'nothing'}, not exactly {AUDIO} and {VIDEO}")
                 tensors = {name: reader.get_tensor(name).clone() for name in names}
                 metadata = dict(reader.metadata() or {})
         except (SafetensorError, OSError) as error:

@@ -30,6 +30,7 @@ def check_target(path: Path, suffix: str) -> None:
         raise MediaError(f"output folder {path.parent} does not exist: create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise MediaError(f"output folder {path.parent} is not writable")
+    _scratch_folder(path).rmdir()  # what permissions do not tell: some folders take nothing new, whoever asks
 
 
 @contextmanager
@@ -39,10 +40,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     It holds a locked file while its owner lives; one whose owner was killed is swept by the next run in that folder.
     """
     sweep_abandoned(target.parent)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=target.parent.absolute()))
-    except OSError as error:
-        raise MediaError(f"output folder {target.parent} cannot be written: {error.strerror}") from error
+    folder = _scratch_folder(target)
     try:
         with (folder / "owner.new").open("wb") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)
@@ -50,6 +48,13 @@ def scratch_beside(target: Path) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scratch_folder(target: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=target.parent.absolute()))
+    except OSError as error:
+        raise MediaError(f"output folder {target.parent} cannot be written: {error.strerror}") from error
 
 
 def sweep_abandoned(folder: Path) -> None:

@@ -52,6 +52,8 @@ def check_hashes(folder: Path, manifest: Path, *, workers: int = 2, observer: Ob
 
     Raises `CheckpointError` naming the files that are missing, of another size or content, or weights never hashed.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
     if not manifest.is_file():
         raise CheckpointError(f"{manifest}: no such file; take the hashes first, with `vflash verify --record`")
     listed = _read_hashes(manifest)
@@ -101,7 +103,7 @@ def _hash_all(folder: Path, sizes: Mapping[str, int], workers: int, observer: Ob
             done += byte_count
             observer.progress("hash", done, total)
 
-    with ThreadPoolExecutor(checked_count(workers), thread_name_prefix="vflash-hash") as threads:
+    with ThreadPoolExecutor(checked_count(workers, name="workers"), thread_name_prefix="vflash-hash") as threads:
         running = {name: threads.submit(_hash_file, folder / name, advance) for name in sizes}
         try:
             return {name: future.result() for name, future in running.items()}

@@ -13,10 +13,10 @@ Job = TypeVar("Job")
 READ_WORKERS = (1, 2, 4, 8)
 
 
-def checked_count(count: int) -> int:
-    """`count` if it is a legal number of readers; raises `ContractError`."""
-    if count not in READ_WORKERS or isinstance(count, bool):
-        raise ContractError(f"read_workers must be one of {READ_WORKERS}, not {count!r}")
+def checked_count(count: int, *, name: str = "read_workers") -> int:
+    """`count` if it is a legal number of threads; raises `ContractError` naming the argument."""
+    if type(count) is not int or count not in READ_WORKERS:
+        raise ContractError(f"{name} must be 1, 2, 4 or 8, not {count!r}")
     return count
 
 

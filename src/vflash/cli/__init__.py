@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from vflash import __version__
 from vflash.cli import (
     compile,
     decode,
@@ -27,6 +28,12 @@ from vflash.cli.reporting import report_error, report_stop
 from vflash_ports.errors import ContractError, VflashError
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"vflash {__version__}")
+        raise typer.Exit
+
+
 class Program(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """An interrupted command says what it kept, and exits as shells expect."""
@@ -44,8 +51,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # "rich" would take [settings] and [default: 5] for styles and drop them
-    help="Run MiniMax-H3: a prompt and pictures in, an MP4 with sound out.",
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run MiniMax-H3: a prompt and pictures in, an MP4 with sound out."""
+
+
 app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.command("encode")(encode.encode)

@@ -10,7 +10,7 @@ import typer
 from vflash.cli import options
 from vflash.cli.fields import DECODER, MEDIA, MODEL, READING, Given, takes
 from vflash.cli.reporting import print_result, progress_reporter
-from vflash_ports.errors import ContractError
+from vflash.domain.fields import require_file
 
 
 @takes(
@@ -26,8 +26,7 @@ def decode(
     """Decode kept latents and deliver them as an MP4."""
     settings = given.settings()
     wanted = {name: value for name, value in given.request_table.items() if name == "audio_delivery_profile"}
-    if not latents.is_file():
-        raise ContractError(f"latents file {latents} does not exist")
+    require_file(latents, "latents file")
 
     from vflash.container import Container
 

@@ -8,6 +8,7 @@ from typing import Any
 from vflash.cli import options
 from vflash.cli.fields import REQUEST, SETTINGS, Given, takes
 from vflash.cli.reporting import print_result, progress_reporter
+from vflash.domain.fields import require_file
 from vflash.domain.model_facts import read_model_facts
 from vflash.domain.plan import check_plan, denoiser_folder
 from vflash.domain.request import VideoRequest
@@ -49,11 +50,12 @@ def run(
 
 def check_inputs(request: VideoRequest, output: Path) -> None:
     check_files(request)
+    if not output.name:
+        raise ContractError(f"output must name a file, got {str(output)!r}")
     if output.exists() or output.is_symlink():
         raise ContractError(f"output {output} exists already; choose another name or remove it")
 
 
 def check_files(request: VideoRequest) -> None:
     for path in request.inputs:
-        if not path.is_file():
-            raise ContractError(f"input file {path} does not exist")
+        require_file(path, "input file")

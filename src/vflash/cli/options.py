@@ -219,7 +219,7 @@ def read_config(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     try:
         tables: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ContractError(f"--config {path} cannot be read: {error}") from error
     refuse_unknown(str(path), tables, ("settings", "request"))
     return _table(path, tables, "settings"), _table(path, tables, "request")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ from vflash_ports.errors import ContractError
 
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 200
+URL_SCHEMES = ("http:", "https:", "ftp:", "s3:", "file:")
 
 
 def whole_number(low: int, high: int, *, name: str | None = None) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
@@ -52,7 +54,16 @@ def argument(name: str, convert: Callable[[Any], T], value: Any) -> T:
 def to_path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ContractError(f"expected a path, got {shown(value)}")
-    return Path(value)
+    path = Path(value)
+    if path.parts and path.parts[0] in URL_SCHEMES:
+        raise ContractError(f"expected a path on this machine, got the URL {shown(value)}; download it first")
+    return path
+
+
+def require_file(path: Path, what: str) -> None:
+    """Before anything heavy: `path` names a file that is there."""
+    if not path.is_file():
+        raise ContractError(f"{what} {path} {'is not a file' if path.exists() else 'does not exist'}")
 
 
 def to_bool(value: Any) -> bool:
@@ -63,9 +74,23 @@ def to_bool(value: Any) -> bool:
 
 def to_callback(value: Any) -> Any:
     """A progress callback, or None for silence."""
-    if value is not None and not callable(value):
+    if value is not None and not _takes_one(value):
         raise ContractError(f"expected a function that takes one PipelineProgress, or None, got {shown(value)}")
     return value
+
+
+def _takes_one(value: Any) -> bool:
+    if not callable(value):
+        return False
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # written in C, and it does not say
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def shown(value: Any) -> str:
@@ -79,7 +104,8 @@ class Choice(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ContractError(f"{shown(value)} is not a {cls.__name__}; choose one of {', '.join(cls)}")
+        article = "an" if cls.__name__[0] in "AEIOU" else "a"
+        raise ContractError(f"{shown(value)} is not {article} {cls.__name__}; choose one of {', '.join(cls)}")
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:

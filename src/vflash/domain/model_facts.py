@@ -150,10 +150,15 @@ class ModelFacts:
         return self.codec.spatial_ratio * self.denoiser.patch_size[2]
 
 
+def require_model_folder(model_dir: Path) -> None:
+    if not model_dir.is_dir():
+        fault = "is not a folder" if model_dir.exists() else "does not exist"
+        raise CheckpointError(f"model folder {model_dir} {fault}; give the folder that holds model_index.json")
+
+
 def read_model_facts(model_dir: Path, *, denoiser: str = "transformer") -> ModelFacts:
     """Read the configs of a checkpoint folder in the diffusers layout; no weights. Raises `CheckpointError`."""
-    if not model_dir.is_dir():
-        raise CheckpointError(f"model folder {model_dir} does not exist; give the folder that holds model_index.json")
+    require_model_folder(model_dir)
     return ModelFacts(
         denoiser=_denoiser(read_json(model_dir / denoiser / "config.json")),
         codec=_codec(read_json(model_dir / "vae" / "config.json"), read_json(model_dir / "audio_vae" / "config.json")),

@@ -63,6 +63,7 @@ def reference(value: Any) -> Reference:
     kind, colon, rest = text.partition(":")
     if colon and rest and kind in tuple(ReferenceKind):
         return Reference(kind=ReferenceKind(kind), path=Path(rest))
+    to_path(value)  # a URL may have a known suffix too
     suffix = Path(text).suffix.lower()
     for known, suffixes in _SUFFIXES.items():
         if suffix in suffixes:

@@ -104,6 +104,14 @@ def test_tensors_of_another_bundle_are_refused(sealed: Path, tmp_path: Path) -> 
         STORE.load(sealed)
 
 
+def test_a_missing_bundle_is_told_from_a_broken_one(tmp_path: Path) -> None:
+    """A mistyped name has no preparation to complete."""
+    with pytest.raises(CheckpointError, match=r"none: no such folder"):
+        SealedFolder().load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match=r"bundle\.json: cannot be read"):
+        SealedFolder().load(tmp_path)
+
+
 def test_nothing_is_replaced_and_nothing_half_made_is_left(sealed: Path, tmp_path: Path) -> None:
     """An existing folder is refused before work, a failed save leaves no trace."""
     with pytest.raises(ContractError, match="exists"):

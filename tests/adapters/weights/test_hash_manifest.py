@@ -40,6 +40,20 @@ def test_hashes_never_taken_are_told_with_how_to_take_them(model: Path) -> None:
         check_hashes(model, model / "hashes.json")
 
 
+@pytest.mark.parametrize("act", [write_hashes, check_hashes])
+def test_a_missing_folder_is_told(tmp_path: Path, act) -> None:
+    """Not the list of hashes that would lie in it."""
+    with pytest.raises(CheckpointError, match=r"^.*none: no such folder"):
+        act(tmp_path / "none", tmp_path / "none" / "hashes.json")
+
+
+@pytest.mark.parametrize("workers", [0, 3, True, 2.0, "2", None])
+def test_workers_are_counted_by_their_own_name(model: Path, workers) -> None:
+    """As the command line calls them."""
+    with pytest.raises(ContractError, match=r"^workers must be 1, 2, 4 or 8, not"):
+        write_hashes(model, model / "new.json", workers=workers)
+
+
 def test_an_existing_list_is_refused_before_anything_is_hashed(model: Path) -> None:
     """A folder of many gigabytes is not read for nothing."""
     (model / "hashes.json").touch()

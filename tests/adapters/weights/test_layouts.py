@@ -56,6 +56,15 @@ def test_diffusers_passes_through(canonical, tmp_path: Path) -> None:
     assert assert_canonical(write(tmp_path / "transformer", canonical), canonical) == "diffusers"
 
 
+def test_a_row_order_of_rows_that_are_not_fused_is_refused(canonical, tmp_path: Path) -> None:
+    """It would change nothing; a component that is no denoiser is read all the same."""
+    path = write(tmp_path / "transformer", canonical)
+    with pytest.raises(CheckpointError, match=r"stores q, k and v apart, .* drop --qkv-order"):
+        CanonicalOpener(MmapWeights, qkv_order=GROUPED)(path).specs()
+    other = write(tmp_path / "vae", {"decoder.weight": torch.zeros(2)})
+    assert set(CanonicalOpener(MmapWeights, qkv_order=GROUPED)(other).specs()) == {"decoder.weight"}
+
+
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 @pytest.mark.parametrize(("order", "heads"), [(INTERLEAVED, 3), (GROUPED, None)])
 def test_native_rows_are_reordered(canonical, tmp_path: Path, prefix: str, order: QkvOrder, heads: int | None) -> None:

@@ -52,6 +52,15 @@ CASES: dict[str, tuple[list[str], str]] = {
     "bad canvas": ([*RAIN, "--width", "100", "--height", "64"], "width must be a positive multiple of 32, got 100"),
     "over budget": ([*RAIN, "--width", "2048", "--height", "2048", "--duration", "15"], "over the joint limit"),
     "missing keyframe": ([*RAIN, "--first-frame", "none.png"], "input file none.png does not exist"),
+    "keyframe that is a folder": ([*RAIN, "--first-frame", "empty"], "input file empty is not a file"),
+    "keyframe on the web": (
+        [*RAIN, "--first-frame", "https://example.com/a.png"],
+        "first_frame: expected a path on this machine, got the URL",
+    ),
+    "reference on the web": (
+        [*RAIN, "--reference", "http://example.com/a.png"],
+        "got the URL 'http://example.com/a.png'",
+    ),
     "missing reference": (
         [*RAIN, "--reference", "none.wav", "--reference", "here.png"],
         "input file none.wav",
@@ -63,9 +72,14 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["generate", "--model", "model", "--output", "here.mp4", "--prompt", "rain"],
         "output here.mp4 exists already; choose another name or remove it",
     ),
+    "output without a name": ([*RAIN, "--output", ""], "output must name a file, got '.'"),
     "missing checkpoint": (
         ["generate", "--model", "none", "--output", "new.mp4", "--prompt", "rain"],
         "model folder none does not exist",
+    ),
+    "checkpoint that is a file": (
+        ["generate", "--model", "here.png", "--output", "new.mp4", "--prompt", "rain"],
+        "model folder here.png is not a folder; give the folder that holds model_index.json",
     ),
     "empty checkpoint": (
         ["generate", "--model", "empty", "--output", "new.mp4", "--prompt", "rain"],
@@ -83,6 +97,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "prompt file with a byte order mark": ([*ASK, "--prompt-file", "marked.txt"], "must be a text that is not blank"),
     "missing config": ([*RAIN, "--config", "none.toml"], "--config none.toml cannot be read"),
     "broken config": ([*RAIN, "--config", "broken.toml"], "--config broken.toml cannot be read"),
+    "endless number in config": ([*RAIN, "--config", "endless.toml"], "--config endless.toml cannot be read"),
     "misspelt table": ([*RAIN, "--config", "table.toml"], "'requests' in table.toml; did you mean 'request'?"),
     "table that is none": ([*RAIN, "--config", "flat.toml"], "flat.toml: request must be a table, [request], got 3"),
     "misspelt request": (
@@ -99,6 +114,11 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["decode", "--model", "model", "--latents", "none.safetensors", "--output", "new.mp4"],
         "latents file none.safetensors does not exist",
     ),
+    "latents that are a folder": (
+        ["decode", "--model", "model", "--latents", "empty", "--output", "new.mp4"],
+        "latents file empty is not a file",
+    ),
+    "idle option": ([*RAIN, "--fp8-kernels", "torch"], "fp8_kernels is given, but linear is bf16; drop it"),
 }
 
 
@@ -125,6 +145,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoints: Mapping[str
         "flat.toml": "request = 3\n",
         "request.toml": "[request]\nstep = 4\n",
         "settings.toml": '[settings]\nattention_backed = "sdpa"\n',
+        "endless.toml": f"[request]\nseed = {'9' * 5000}\n",
         "type.toml": '[request]\nsteps = "4"\n',
     }
     for name, text in texts.items():

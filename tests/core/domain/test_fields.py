@@ -7,13 +7,27 @@ from pathlib import Path
 import pytest
 from attrs import field, frozen
 
-from vflash.domain.fields import Choice, errors_name_their_field, from_mapping, refuse_unknown, to_path, whole_number
+from vflash.domain.fields import (
+    Choice,
+    errors_name_their_field,
+    from_mapping,
+    refuse_unknown,
+    to_callback,
+    to_path,
+    whole_number,
+)
 from vflash_ports.errors import ContractError
 
 
 class Colour(Choice):
     RED = "red"
     BLUE = "blue"
+
+
+class Counting:
+    def __call__(self, event: object) -> None: ...
+
+    def two(self, event: object, more: object) -> None: ...
 
 
 @frozen(kw_only=True, field_transformer=errors_name_their_field)
@@ -28,6 +42,25 @@ def test_a_mapping_becomes_a_value():
     """Texts from TOML are converted as keywords are."""
     paint = from_mapping(Paint, "the paint", {"colour": "blue", "file": "wall", "coats": 2})
     assert (paint.colour, paint.file, paint.coats) == (Colour.BLUE, Path("wall"), 2)
+
+
+@pytest.mark.parametrize("url", ["https://a.b/c.png", "http://a/c.png", "s3://a/c", "file:///c.png"])
+def test_a_url_is_no_path(url):
+    """As text, and as the path that pathlib makes of it; a colon alone is legal in a name."""
+    for given in (url, Path(url)):
+        with pytest.raises(ContractError, match=r"expected a path on this machine, got the URL .*; download it first"):
+            to_path(given)
+    assert to_path("a:b/c.png") == Path("a:b/c.png")
+    assert to_path("folder/http:/c.png") == Path("folder/http:/c.png")
+
+
+def test_a_callback_takes_one_argument():
+    """Else the first progress would fail, after the encoders were paid for; builtins that do not say are trusted."""
+    for right in (None, print, len, int, lambda event: None, lambda *events: None, [].append, Counting()):
+        assert to_callback(right) is right
+    for wrong in (lambda: None, lambda one, two: None, 5, "print", Counting().two):
+        with pytest.raises(ContractError, match="expected a function that takes one PipelineProgress, or None"):
+            to_callback(wrong)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ from vflash_adapters.weights.tensor_bytes import byte_view
 from vflash_ports.errors import CheckpointError
 from vflash_ports.weights import TensorSpec, WeightOpener, WeightReader, WeightSource
 
+_APART = "transformer_blocks.0.attn.to_q.weight"
+"""Only a denoiser has it, in the diffusers layout; other components know no row order at all."""
+
 
 class CanonicalOpener:
     """A `WeightOpener` over another one: whatever layout lies at the path, names and rows come out canonical.
@@ -53,6 +56,10 @@ class CanonicalWeights:
         refuse_known_families(stored, str(self._path))
         if is_native(stored):
             return native_recipes(stored, self._order, str(self._path))
+        if self._asked_order is not None and _APART in stored:
+            raise CheckpointError(
+                f"{self._path}: stores q, k and v apart, so their rows have one order; drop --qkv-order"
+            )
         return {name: Recipe(name) for name in stored}
 
     @cached_property

@@ -68,7 +68,7 @@ def prepare(
     """
     source, sidecar = path_argument("source", source), path_argument("sidecar", sidecar)
     chosen = make_merge(merge)
-    checked_count(workers)
+    checked_count(workers, name="workers")
     checked_block_bytes(block_bytes)
     watched = SilentObserver() if observer is None else observer
     if not callable(getattr(watched, "progress", None)):

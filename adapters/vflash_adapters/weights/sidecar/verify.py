@@ -43,7 +43,7 @@ def verify(
     Raises `CheckpointError` at the first difference, naming the file and the byte. Progress is in bytes of the
     original, stage "verify".
     """
-    checked_count(workers)
+    checked_count(workers, name="workers")
     watched = observer or SilentObserver()
     components = read_components(source)
     folders = {name: component_folder(sidecar, source / name) for name in components}
