@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import shlex
 import sys
@@ -24,6 +26,11 @@ class Answer:
     code: int
     out: str
     err: str
+
+
+class FullStream(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 Vflash = Callable[..., Answer]
@@ -65,6 +72,15 @@ def test_json_is_lines_on_stderr_and_the_receipt_on_stdout(vflash, small, tmp_pa
     assert receipt == json.loads((tmp_path / "clip.receipt.json").read_text())
     assert receipt["schedule"]["evaluations"] == 2
     assert (tmp_path / "clip.mp4").stat().st_size == receipt["delivery"]["size_bytes"]
+
+
+def test_progress_that_nobody_can_read_does_not_cost_the_clip(vflash, small, tmp_path, monkeypatch):
+    """Standard error on a full disk: the clip is made, and its receipt is on standard output."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", FullStream())
+        answer = vflash("generate", *small, "--prompt", "rain", "--output", tmp_path / "clip.mp4", "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["delivery"]["frames"] == 120
 
 
 def test_a_person_sees_bars_and_where_the_clip_is(vflash, small, tmp_path):

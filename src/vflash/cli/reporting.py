@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -73,7 +73,8 @@ class _Reporting(SilentObserver):
 
 def _print_json_line(event: PipelineProgress) -> None:
     line = {"stage": event.stage, "completed": event.completed, "total": event.total}
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    with suppress(OSError):  # a reader that is gone, or a full disk under a log, does not cost the clip
+        print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 def print_result(receipt: Mapping[str, Any], path: object, elapsed_seconds: float, *, as_json: bool) -> None:
