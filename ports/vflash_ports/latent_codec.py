@@ -24,7 +24,11 @@ class LatentCodec(Protocol):
         ...
 
     def decode_video(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
-        """float32 [1, C, T, h, w] -> chunks of float32 CPU frames [f, 3, H, W] in [0, 1], in order, finite."""
+        """float32 [1, C, T, h, w] -> chunks of float32 frames [f, 3, H, W] in [0, 1], in order, on the codec's device.
+
+        On the CPU they are finite, or `NonFiniteError` is raised. On another device their work may still be queued, and
+        what is not finite is NaN, never clamped: `FrameQuantiser`, or whoever else reads them, refuses it.
+        """
         ...
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:

@@ -61,8 +61,9 @@ class ReferenceReader(Protocol):
 
 @frozen(kw_only=True, eq=False)
 class Clip:
-    """What is delivered. `frames` yields float32 CPU [f, 3, H, W] in [0, 1], exactly `frame_count` in all, while the
-    decoder may still run; `waveform` float32 CPU [2, samples] in [-1, 1]; samples/rate = frame_count/fps."""
+    """What is delivered. `frames` yields float32 [f, 3, H, W] in [0, 1], exactly `frame_count` in all, while the
+    decoder may still run, and on its device: a sink checks them there for NaN, and for what lies outside the range.
+    `waveform` float32 CPU [2, samples] in [-1, 1]; samples/rate = frame_count/fps."""
 
     width: int
     height: int

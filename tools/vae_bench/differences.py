@@ -43,7 +43,7 @@ def differences(pixels: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
 def _shown(frame: torch.Tensor) -> torch.Tensor:
     """[1, 3, H, W] -> float64 in [0, 1]."""
     wide = frame.double()[:, :, None]
-    return (wide * per_channel(PIXEL_STD, wide) + per_channel(PIXEL_MEAN, wide)).clamp(0, 1)
+    return (wide * per_channel(PIXEL_STD, wide.device) + per_channel(PIXEL_MEAN, wide.device)).clamp(0, 1)
 
 
 def _psnr_db(peak: float, mean_square: float) -> float | None:

@@ -83,7 +83,7 @@ class DiffusersCodec:
 
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         frames = pixels.to(self._device).permute(3, 0, 1, 2)[None]
-        mean, std = per_channel(PIXEL_MEAN, frames), per_channel(PIXEL_STD, frames)
+        mean, std = per_channel(PIXEL_MEAN, self._device), per_channel(PIXEL_STD, self._device)
         with self._at_work(VIDEO_VAE) as vae, torch.no_grad():
             posterior = vae.encode((frames.to(torch.float32).div(255.0) - mean) / std, return_dict=False)[0]
         sample = posterior.sample(generator=torch.Generator().manual_seed(_POSTERIOR_SEED))
@@ -107,7 +107,7 @@ class DiffusersCodec:
             mean, std = _statistics(vae, latents, channel_axis=1)
             decode = tile_decoder(vae, self._video_decoder, self._device, fp8_fast_accum=self._fp8_fast_accum)
             clips = decode_windows(vae, latents * std + mean, tiles_at_once=self._tiles_at_once, decode=decode)
-            yield from delivered_frames(clips)
+            yield from delivered_frames(clips, self._device)
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
         latents = latents.to(self._device)

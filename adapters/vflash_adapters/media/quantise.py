@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from vflash_adapters.media.frame_bytes import FrameBytes, frame_bytes
 from vflash_ports.errors import DeliveryError, MediaError, NonFiniteError
 from vflash_ports.media import Clip
 
 if TYPE_CHECKING:
     import torch
 
-CHUNK_FRAMES = 8
 MAX_FPS = 60
 # Slight overshoot is clamped; values this far out were never in the stated range (0..255 pixels, PCM integers).
 PIXEL_LIMITS = (-1.0, 2.0)
@@ -53,46 +53,34 @@ class FrameQuantiser:
         self.highest = -math.inf
 
     def chunks(self) -> Iterator[torch.Tensor]:
-        """uint8 [f, H, W, 3], f <= 8, contiguous: x * 255 in float32, rounded half to even, clamped to 0..255."""
-        for frames in self._clip.frames:
-            expected = (3, self._clip.height, self._clip.width)
-            if frames.ndim != 4 or tuple(frames.shape[1:]) != expected:
-                raise DeliveryError(f"decoded frames {list(frames.shape)} are not [f, {', '.join(map(str, expected))}]")
-            for part in frames.split(CHUNK_FRAMES):
-                yield self._quantise(part)
+        """uint8 CPU [f, H, W, 3], f <= 8, contiguous, valid until the next is asked for; see `frame_bytes`."""
+        for part in frame_bytes(self._planned()):
+            self._observe(part)
+            self.frames += len(part.pixels)
+            yield part.pixels
         if self.frames != self._clip.frame_count:
             raise DeliveryError(f"the decoder gave {self.frames} frames where {self._clip.frame_count} were planned")
 
-    def _quantise(self, part: torch.Tensor) -> torch.Tensor:
-        values = part.detach()
-        self._observe(values)
-        self.frames += part.shape[0]
-        if self.frames > self._clip.frame_count:
-            raise DeliveryError(f"the decoder gave more than the {self._clip.frame_count} frames that were planned")
-        return _rgb_bytes(values)
+    def _planned(self) -> Iterator[torch.Tensor]:
+        """Frames as they come, of the clip's size and no more than its number."""
+        expected, left = (3, self._clip.height, self._clip.width), self._clip.frame_count
+        for frames in self._clip.frames:
+            if frames.ndim != 4 or tuple(frames.shape[1:]) != expected:
+                raise DeliveryError(f"decoded frames {list(frames.shape)} are not [f, {', '.join(map(str, expected))}]")
+            left -= len(frames)
+            if left < 0:
+                raise DeliveryError(f"the decoder gave more than the {self._clip.frame_count} frames that were planned")
+            yield frames
+            del frames  # not held while the next ones are decoded
 
-    def _observe(self, values: torch.Tensor) -> None:
-        # One pass answers both questions: aminmax passes NaN on.
-        low, high = (float(bound) for bound in values.aminmax())
+    def _observe(self, part: FrameBytes) -> None:
+        low, high = part.lowest, part.highest
         if not (math.isfinite(low) and math.isfinite(high)):
-            last = self.frames + values.shape[0] - 1
+            last = self.frames + len(part.pixels) - 1
             raise NonFiniteError(f"decoded frames {self.frames}..{last} hold NaN or infinity; nothing was delivered")
         if low < PIXEL_LIMITS[0] or high > PIXEL_LIMITS[1]:
             raise MediaError(f"frames hold values from {low:g} to {high:g}: they must lie in 0..1")
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
-
-
-def _rgb_bytes(frames: torch.Tensor) -> torch.Tensor:
-    """One plane at a time: three times as fast as whole frames at 2048x2048, and no float copy of eight of them."""
-    import torch
-
-    count, channels, height, width = frames.shape
-    pixels = torch.empty((count, height, width, channels), dtype=torch.uint8)
-    for frame, target in zip(frames, pixels, strict=True):
-        for channel in range(channels):
-            plane = frame[channel].to(torch.float32) * 255.0
-            target[..., channel].copy_(plane.round_().clamp_(0, 255))
-    return pixels
 
 
 def pcm16(waveform: torch.Tensor) -> torch.Tensor:

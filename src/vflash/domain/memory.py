@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 
 from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, WeightResidency
 from vflash.domain.footprint import (
+    FLOAT32,
     Pixels,
     Rows,
     block_bytes,
@@ -28,6 +29,7 @@ PROCESS_BYTES = 3 * GIB
 ARENA_SLACK = 1.04
 """Pinned slabs over what they hold; the released block sizes leave 3 %."""
 DELIVERY_COPIES = 3
+"""Of the clip of frames that the video decoder hands on: in its hands, in the quantiser's, in the sink's."""
 
 
 @frozen(kw_only=True)
@@ -186,7 +188,9 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
 def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> int:
     """The process at its largest; the page cache of mapped weight files is not counted, it can be given up."""
     model = work.model
-    frames = DELIVERY_COPIES * 4 * 3 * work.pixels.width * work.pixels.height * work.facts.codec.clip_frames
+    values = 3 * work.pixels.width * work.pixels.height * work.facts.codec.clip_frames
+    # From a device, frames come to the host as bytes.
+    frames = DELIVERY_COPIES * values * (FLOAT32 if work.on_cpu else 1)
     if work.on_cpu:
         return PROCESS_BYTES + device + arena + frames
     # Weights on their way to the device pass straight from the mapped files; only what waits is held.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,17 +75,41 @@ def _sound(latents: Latents, codec: LatentCodec, samples: int) -> Callable[[], t
 
 @torch.inference_mode()  # entered anew for each chunk, so that it never leaks into the consumer
 def _delivered(chunks: Iterator[torch.Tensor], length: ClipLength, observer: Observer) -> Iterator[torch.Tensor]:
-    """Whole chunks until the delivered count is reached; the model's surplus frames are dropped."""
-    done = 0
+    """Whole chunks until the delivered count is reached; the model's surplus frames are dropped. Progress tells of
+    decoded frames: of those that a device is still at, when the next ones are queued behind them."""
+    done, total = 0, length.delivered_frames
+    untold: Callable[[], None] | None = None
     for chunk in chunks:
-        part = chunk[: length.delivered_frames - done]
+        if untold is not None:
+            untold()
+        part = chunk[: total - done]
         done += len(part)
-        observer.progress("decoding", done, length.delivered_frames)
+        untold = _told_when_decoded(part, partial(observer.progress, "decoding", done, total))
+        del chunk
         if len(part):
             yield part
-        if done == length.delivered_frames:
-            return
-    raise DeliveryError(f"the video decoder gave {done} frames; {length.delivered_frames} are needed")
+        del part  # not held while the next chunk is decoded
+        if done == total:
+            break
+    if untold is not None:
+        untold()
+    if done < total:
+        raise DeliveryError(f"the video decoder gave {done} frames; {total} are needed")
+
+
+def _told_when_decoded(frames: torch.Tensor, tell: Callable[[], None]) -> Callable[[], None] | None:
+    """Told at once on the CPU; elsewhere the returned call waits for what is queued now, then tells."""
+    if frames.device.type == "cpu":
+        tell()
+        return None
+    decoded = torch.cuda.Event()
+    decoded.record(torch.cuda.current_stream(frames.device))
+
+    def wait_and_tell() -> None:
+        decoded.synchronize()
+        tell()
+
+    return wait_and_tell
 
 
 def saved_length(latents: Latents, facts: CodecFacts, *, what: str) -> ClipLength:

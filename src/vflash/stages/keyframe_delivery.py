@@ -32,7 +32,8 @@ class ExactEnds:
 
 
 def exact_ends(frames: Iterator[torch.Tensor], frame_count: int, ends: ExactEnds) -> Iterator[torch.Tensor]:
-    """float32 chunks [f, 3, H, W] in, the same chunks out, with the ends replaced. Streams; never writes into a chunk.
+    """float32 chunks [f, 3, H, W] in, the same chunks out, with the ends replaced, on their device. Streams; never
+    writes into a chunk.
 
     `ContractError` if there is no picture, if one is not the clip's size, or if the two blends would meet.
     """
@@ -67,11 +68,14 @@ def _blended(frames: Iterator[torch.Tensor], shares: dict[int, tuple[float, torc
     start = 0
     for chunk in frames:
         touched = [index for index in shares if start <= index < start + len(chunk)]
-        result = chunk.clone() if touched else chunk
+        count, result = len(chunk), chunk.clone() if touched else chunk
         for index in touched:
-            share, picture = shares[index]
+            share, on_host = shares[index]
+            picture = on_host.to(chunk.device)
             if picture.shape != chunk.shape[1:]:
                 raise ContractError(f"a keyframe {list(picture.shape)} is not the clip's size {list(chunk.shape[1:])}")
             result[index - start] = picture if share == 1.0 else share * picture + (1 - share) * chunk[index - start]
+        del chunk
         yield result
-        start += len(chunk)
+        del result  # not held while the next chunk is decoded
+        start += count
