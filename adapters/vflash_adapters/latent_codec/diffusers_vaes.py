@@ -12,7 +12,8 @@ import torch
 from attrs import define, field, frozen
 from attrs.validators import ge
 
-from vflash_adapters.latent_codec.decode_windows import decode_windows
+from vflash_adapters.float32_convolutions import exact_convolutions
+from vflash_adapters.latent_codec.decode_windows import DecodeTiles, decode_windows
 from vflash_adapters.latent_codec.delivered_frames import PIXEL_MEAN, PIXEL_STD, delivered_frames, per_channel
 from vflash_adapters.latent_codec.load_vae import AUDIO_VAE, VIDEO_VAE, VaeKind, load_vae, read_config
 from vflash_adapters.latent_codec.video_decoders import VideoDecoder, check_video_decoder, tile_decoder
@@ -84,7 +85,7 @@ class DiffusersCodec:
     def encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         frames = pixels.to(self._device).permute(3, 0, 1, 2)[None]
         mean, std = per_channel(PIXEL_MEAN, self._device), per_channel(PIXEL_STD, self._device)
-        with self._at_work(VIDEO_VAE) as vae, torch.no_grad():
+        with self._at_work(VIDEO_VAE) as vae, self._exact():
             posterior = vae.encode((frames.to(torch.float32).div(255.0) - mean) / std, return_dict=False)[0]
         sample = posterior.sample(generator=torch.Generator().manual_seed(_POSTERIOR_SEED))
         # The model was trained on conditions that had passed through float16.
@@ -95,7 +96,7 @@ class DiffusersCodec:
     def encode_waveform(self, waveform: torch.Tensor) -> torch.Tensor:
         if not waveform.shape[-1]:
             raise ContractError("a reference sound has no samples; leave it out")
-        with self._at_work(AUDIO_VAE) as vae, torch.no_grad():
+        with self._at_work(AUDIO_VAE) as vae, self._exact():
             posterior = vae.encode(waveform.to(self._device)[:, None], return_dict=False)[0]
         latents = posterior.mode().float().cpu().transpose(1, 2)
         mean, std = _statistics(vae, latents, channel_axis=2)
@@ -106,12 +107,14 @@ class DiffusersCodec:
         with self._at_work(VIDEO_VAE) as vae:
             mean, std = _statistics(vae, latents, channel_axis=1)
             decode = tile_decoder(vae, self._video_decoder, self._device, fp8_fast_accum=self._fp8_fast_accum)
-            clips = decode_windows(vae, latents * std + mean, tiles_at_once=self._tiles_at_once, decode=decode)
+            clips = decode_windows(
+                vae, latents * std + mean, tiles_at_once=self._tiles_at_once, decode=self._exactly(decode)
+            )
             yield from delivered_frames(clips, self._device)
 
     def decode_audio(self, latents: torch.Tensor) -> torch.Tensor:
         latents = latents.to(self._device)
-        with self._at_work(AUDIO_VAE) as vae, torch.no_grad():
+        with self._at_work(AUDIO_VAE) as vae, self._exact():
             mean, std = _statistics(vae, latents, channel_axis=1)
             # The decoder clamps its output, so an infinity is only visible before it.
             ready = _finite(latents * std + mean, "the audio latents")
@@ -128,6 +131,18 @@ class DiffusersCodec:
         gc.collect()  # modules refer to each other in cycles
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _exactly(self, decode: DecodeTiles) -> DecodeTiles:
+        def exact(tiles: torch.Tensor) -> torch.Tensor:
+            with self._exact():  # for each batch anew: never open while frames are handed on
+                return decode(tiles)
+
+        return exact
+
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        with torch.no_grad(), exact_convolutions(self._dtype, self._device):
+            yield
 
     @contextmanager
     def _at_work(self, kind: VaeKind) -> Iterator[Any]:

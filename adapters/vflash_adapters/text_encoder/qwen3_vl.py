@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field, frozen, validators
 
+from vflash_adapters.float32_convolutions import exact_convolutions
 from vflash_adapters.residency.host_masters import HostMasters
 from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_adapters.text_encoder.prefix import check_on_cpu, cut_to_prefix, place
@@ -132,7 +133,7 @@ class Qwen3VLTextEncoder:
         layer = core.language_model.layers[self._hidden_state_index - 1]
         hook = layer.register_forward_hook(lambda _module, _args, output: found.append(output))
         try:
-            with torch.no_grad():
+            with torch.no_grad(), exact_convolutions(self._dtype, self._device):
                 core(**self._arguments(inputs), use_cache=False)
         finally:
             hook.remove()

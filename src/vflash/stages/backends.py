@@ -127,7 +127,15 @@ class Backends:
             "dtype": str(self.dtype).removeprefix("torch."),
             "video_decoder": str(self.video_decoder),
             "vae_tiles_at_once": self.vae_tiles_at_once,
+            "float32_convolutions": self._float32_convolutions(),
         }
+
+    def _float32_convolutions(self) -> str:
+        """How parts of the VAEs that stay in float32 beside another dtype multiply: torch's own word for it."""
+        if self.device.type != "cuda" or self.dtype == torch.float32:
+            return "ieee"
+        cudnn: Any = torch.backends.cudnn
+        return str(cudnn.conv.fp32_precision)
 
 
 def check_device(device: torch.device) -> None:
