@@ -62,7 +62,8 @@ class Engines:
         chosen: dict[str, Any] = dict(options)
         if not self.scale.real:
             chosen["linear"] = ON_A_CPU.get(chosen["linear"], chosen["linear"])
-            chosen["veda_dense_edge_layers"] = 1
+            if chosen.get("attention_backend", "").startswith("veda"):
+                chosen["veda_dense_edge_layers"] = 1
         container = Container(
             settings=Settings(model_dir=self.model_dir, device=self.scale.device.type, dtype="bfloat16", **chosen)
         )
