@@ -264,3 +264,28 @@ def test_compile_needs_a_profile_and_a_free_name(model: Path, tmp_path: Path) ->
     (tmp_path / "a").mkdir()
     with pytest.raises(ContractError, match="exists already"):
         compile_into(tmp_path / "a", model, "--profile", "tiny1")
+
+
+@pytest.mark.parametrize("stored", ["assets", "fp8 folder"])
+def test_a_plan_offers_only_linears_that_can_run_what_is_stored(model: Path, tmp_path: Path, stored: str) -> None:
+    """Assets are of one linear, an FP8 folder is of two: another is an obstacle, and is never advised."""
+    if stored == "assets":
+        machine = ["--dtype", "bfloat16", "--linear", "fp8-weight-only"]
+        compile_into(tmp_path / "assets", model, "--profile", "tiny1", *machine)
+        options: dict[str, object] = {"model_dir": model, "assets": tmp_path / "assets"}
+        right, told = {"fp8-weight-only"}, "these assets were compiled for linear fp8-weight-only"
+    else:
+        vflash("quantize", "--model", model, "--output", tmp_path / "fp8", "--text-encoder-layers", "none")
+        options, right, told = (
+            {"model_dir": tmp_path / "fp8"},
+            {"fp8-weight-only", "w8a8"},
+            "cannot run quantised weights",
+        )
+    settings = Settings(device="cpu", linear="fp8-weight-only", host_memory_gib=1, **options)
+    with Container(settings=settings).pipeline() as engine:
+        found = engine.plan(VideoRequest(prompt="rain", width=64, height=64))
+    assert not found.chosen.fits
+    for choice in found.choices:
+        refused = any(told in obstacle for obstacle in choice.obstacles)
+        assert refused == (choice.options.linear not in right), choice.obstacles
+    assert not any(name in found.advice for name in {"bf16", "w8a8"} - right)

@@ -35,4 +35,5 @@ def _print_table(findings: dict[str, Any]) -> None:
             print(f"  {name:24} {value}")
     for problem in findings["problems"]:
         print(f"problem: {problem}", file=sys.stderr)
-    print("all well" if not findings["problems"] else f"{len(findings['problems'])} problems")
+    count = len(findings["problems"])
+    print("all well" if not count else "1 problem" if count == 1 else f"{count} problems")

@@ -69,10 +69,16 @@ class Backends:
         whole, or the assets are for it. Raises `ContractError`."""
         if self.assets is not None:
             self.assets.check(component.name, facts, self)
-        else:
-            packed_specs(facts, self.linear, self.dtype, self.weights(component).specs())
+        self.check_stored(component, facts, self.linear)
         if self.adapter is not None:
             self.adapter.check(component.name, self.weights(component))
+
+    def check_stored(self, component: Path, facts: DenoiserFacts, linear: LinearExecution) -> None:
+        """What is stored of the linears can run as `linear`. Raises `ContractError`."""
+        if self.assets is not None:
+            self.assets.check_linear(linear.name)
+        else:
+            packed_specs(facts, linear, self.dtype, self.weights(component).specs())
 
     def open_denoiser(self, component: Path, facts: DenoiserFacts) -> AbstractContextManager[Denoiser]:
         if self.assets is not None:

@@ -58,19 +58,22 @@ class ChosenAssets:
             raise ContractError(
                 f"these assets hold {self.component}, but this request runs {component}; use assets compiled for it"
             )
-        found = {
-            "dtype": str(backends.dtype).removeprefix("torch."),
-            "linear": backends.linear.name,
-            "target": target_of(backends.device),
-        }
-        for name, value in found.items():
-            if body[name] != value:
-                raise ContractError(
-                    f"these assets were compiled for {name} {body[name]}, the pipeline is set to {value}; "
-                    "change the setting, or compile assets for it"
-                )
+        self._check_equal("dtype", str(backends.dtype).removeprefix("torch."))
+        self._check_equal("target", target_of(backends.device))
+        self.check_linear(backends.linear.name)
         if body["facts"] != {**asdict(facts), "patch_size": list(facts.patch_size)}:
             raise ContractError("these assets were compiled from a model of other dimensions than model_dir's config")
+
+    def check_linear(self, name: str) -> None:
+        self._check_equal("linear", name)
+
+    def _check_equal(self, name: str, value: str) -> None:
+        compiled = self.assets.body[name]
+        if compiled != value:
+            raise ContractError(
+                f"these assets were compiled for {name} {compiled}, the pipeline is set to {value}; "
+                "change the setting, or compile assets for it"
+            )
 
     def open(self, facts: DenoiserFacts, backends: Any) -> AbstractContextManager[Denoiser]:
         body = self.assets.body

@@ -23,7 +23,7 @@ from vflash.stages.backends import Backends, check_device
 from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput
 from vflash.stages.inventory import weigh
 from vflash_ports.attention import SegmentKind
-from vflash_ports.errors import UnsupportedError
+from vflash_ports.errors import ContractError
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
 from vflash_ports.residency import Residency
@@ -69,7 +69,7 @@ class Foresight:
         limits = self.limits(self.backends.device)
 
         def judged(work: Workload, options: MemoryOptions) -> Need:
-            return judge(need(work, options), limits, self._unsupported(options, facts))
+            return judge(need(work, options), limits, self._unsupported(plan.denoiser, options, facts))
 
         chosen = judged(work, self.options)
         return MemoryPlan(
@@ -111,14 +111,15 @@ class Foresight:
             self._held[denoiser] = self.backends.held_by_attention(facts)
         return self._held[denoiser]
 
-    def _unsupported(self, options: MemoryOptions, facts: ModelFacts) -> tuple[str, ...]:
-        """What the named backends refuse on this device, in their own words."""
+    def _unsupported(self, denoiser: str, options: MemoryOptions, facts: ModelFacts) -> tuple[str, ...]:
+        """What the named backends refuse on this device and of these weights, in their own words."""
         device, dtype = self.backends.device, self.backends.dtype
         try:
             linear = self.linears[options.linear]()
             linear.check(device, dtype)
+            self.backends.check_stored(self.model_dir / denoiser, facts.denoiser, linear)
             self.residencies[options.weight_residency]().check(device, stack_bytes(facts.denoiser, linear, dtype))
-        except UnsupportedError as error:
+        except ContractError as error:
             return (str(error),)
         return ()
 
