@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import fields
 
+from vflash.domain.choices import VideoDecoderChoice
 from vflash.domain.memory import MemoryOptions
 from vflash.domain.model_facts import ModelFacts, read_model_facts
 from vflash.domain.profiles import KEYFRAMES, Profile
@@ -86,6 +88,27 @@ def checkpoint_opener(settings: Settings, weights: WeightOpener, assets: ChosenA
     if assets is None:
         return canonical
     return lambda path: assets.source if path.name == assets.component else canonical(path)
+
+
+ALWAYS_NAMED = ("model_dir", "device", "dtype", "video_decoder", "vae_tiles_at_once", "model_placement")
+NAMED_IF_CHOSEN = (
+    *("media_video_input", "media_video_threads", "media_video_encoder", "media_preset", "media_crf"),
+    *("weight_reading", "weight_read_workers", "weight_sidecar", "sidecar_merge", "qkv_order", "log"),
+)
+
+
+def decode_words(settings: Settings) -> list[str]:
+    """The settings that `vflash decode` takes, as its options: what decides the pixels always, others if chosen."""
+    named = {name: getattr(settings, name) for name in ALWAYS_NAMED}
+    for name in NAMED_IF_CHOSEN:
+        value = getattr(settings, name)
+        if value != getattr(fields(Settings), name).default:
+            named[name] = value
+    named["model"] = named.pop("model_dir")
+    words = [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    # Beside another decoder it was meant for the denoiser's linears, and `decode` would refuse it.
+    fast = settings.fp8_fast_accum and settings.video_decoder is VideoDecoderChoice.FUSED_FP8
+    return [*words, "--fp8-fast-accum"] if fast else words
 
 
 def running_profile(settings: Settings, assets: ChosenAssets | None) -> Profile | None:

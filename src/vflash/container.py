@@ -14,6 +14,7 @@ from vflash.composition import (
     chosen_adapter,
     chosen_assets,
     compile_assets,
+    decode_words,
     facts_reader,
     memory_options,
     models_of,
@@ -247,5 +248,6 @@ class Container(containers.DeclarativeContainer):
         sink=sink,
         latent_store=latent_store,
         conditioning_store=conditioning_store,
+        decoding=providers.Callable(decode_words, settings),
         log=event_log,
     )

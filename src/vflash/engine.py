@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,7 +51,8 @@ from vflash_ports.media import Delivery, Latents, LatentStore, MediaSink, Refere
 
 @define(kw_only=True, eq=False)
 class Engine:
-    """One resident pipeline: serial requests, models kept or released by their `Kept` lifetimes."""
+    """One resident pipeline: serial requests, models kept or released by their `Kept` lifetimes. `decoding` are the
+    words that tell `vflash decode` these settings."""
 
     model_dir: Path
     model_facts: Callable[[str], ModelFacts]
@@ -62,6 +63,7 @@ class Engine:
     sink: MediaSink
     latent_store: LatentStore
     conditioning_store: ConditioningStore
+    decoding: Sequence[str]
     log: EventLog = field(factory=SilentLog)
     _reuse: ReuseCache = field(factory=ReuseCache, init=False)
     _gate: Gate = field(init=False)
@@ -237,7 +239,7 @@ class Engine:
             watch,
             codec=self.models.codec,
             sink=self.sink,
-            way_back=way_back(kept, outputs.video, profiles, self.model_dir, self.backends, self.sink.name),
+            way_back=way_back(kept, outputs.video, profiles, self.decoding),
         )
 
     def _finish(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import evolve
 
-from vflash.domain.choices import VideoFeed
 from vflash.domain.duration import ClipLength
 from vflash.domain.model_facts import CodecFacts
-from vflash.stages.backends import Backends
 from vflash.stages.decode import decode
 from vflash.stages.delivery_profiles import DeliveryProfiles
 from vflash.stages.keep_latents import KeptLatents
@@ -52,25 +51,14 @@ def deliver(
         raise
 
 
-def way_back(
-    kept: KeptLatents, output: Path, profiles: DeliveryProfiles, model_dir: Path, backends: Backends, sink: str
-) -> str:
-    """What a shell runs to make the clip from the kept latents, as this run would have made it."""
+def way_back(kept: KeptLatents, output: Path, profiles: DeliveryProfiles, decoding: Sequence[str]) -> str:
+    """What a shell runs to make the clip from the kept latents, as this run would have made it; `decoding` are the
+    words of its settings."""
     if kept.path is None:
         return f"the latents are lost with this run, for they could not be saved: {kept.trouble}"
-    options = {
-        "model": model_dir,
-        "device": backends.device,
-        "dtype": str(backends.dtype).removeprefix("torch."),
-        "latents": kept.path,
-        "output": output,
-        "audio-delivery-profile": profiles.audio,
-        "video-decoder": backends.video_decoder,
-        "vae-tiles-at-once": backends.vae_tiles_at_once,
-        "model-placement": backends.model_placement,
-        **({"media-video-input": sink} if sink in tuple(VideoFeed) else {}),
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = shlex.join(["vflash", "decode", *words])
+    own = {"latents": kept.path, "output": output, "audio-delivery-profile": profiles.audio}
+    words = [word for name, value in own.items() for word in (f"--{name}", str(value))]
+    command = shlex.join(["vflash", "decode", *decoding, *words])
     instead = f" (not where they were meant to be: {kept.trouble})" if kept.trouble else ""
-    return f"the latents are kept{instead}; decode them again with: {command}"
+    ends = "" if profiles.ends is None else " (its keyframes will be as decoded, not exact)"
+    return f"the latents are kept{instead}; decode them again{ends} with: {command}"

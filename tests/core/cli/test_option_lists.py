@@ -10,6 +10,7 @@ import typer.main
 
 from vflash.cli import app
 from vflash.cli.fields import REQUEST, SETTINGS
+from vflash.composition import decode_words
 from vflash.domain.request import VideoRequest
 from vflash.settings import Settings
 
@@ -86,3 +87,43 @@ def test_an_option_is_spelt_alike_everywhere(command):
 def test_a_command_line_of_generate_can_be_planned():
     """What changes memory, and what is refused, is the same request: only where it would be written is left out."""
     assert set(options("generate")) - set(options("plan")) == OWN["generate"]
+
+
+CHOSEN: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "the decoder": {"video_decoder": "fused", "vae_tiles_at_once": 3, "model_placement": "swap", "dtype": "bfloat16"},
+    "fast sums": {"video_decoder": "fused-fp8", "dtype": "bfloat16", "fp8_fast_accum": True},
+    "the encoder": {
+        "media_video_input": "pipe",
+        "media_video_threads": 2,
+        "media_video_encoder": "h264_nvenc",
+        "media_preset": "fast",
+        "media_crf": 20,
+    },
+    "frames": {"media_video_input": "frames-dir", "log": "json"},
+    "reading": {
+        "weight_reading": "sidecar",
+        "weight_read_workers": 2,
+        "weight_sidecar": "side car",
+        "sidecar_merge": "numpy",
+        "qkv_order": "grouped",
+    },
+}
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_a_failed_delivery_s_command_says_every_setting(chosen: str) -> None:
+    """What `decode` understands of the words that name a run's settings is those settings, whatever was chosen."""
+    settings = Settings(model_dir="my model", device="cpu", **CHOSEN[chosen])
+    words = [*decode_words(settings), "--latents", "kept.safetensors", "--output", "clip.mp4"]
+    context = COMMANDS["decode"].make_context("decode", words)
+    taken = {field.name for field in attrs.fields(Settings)} & options("decode").keys()
+    again = Settings(**{name: context.params[name] for name in taken if context.params[name] is not None})
+    for name in taken:
+        assert getattr(again, name) == getattr(settings, name), name
+
+
+def test_fast_sums_of_the_denoiser_are_none_of_the_decoder_s() -> None:
+    """`decode` would refuse them as idle beside a decoder that does not multiply in FP8."""
+    settings = Settings(model_dir="m", device="cpu", linear="w8a8", fp8_fast_accum=True)
+    assert "--fp8-fast-accum" not in decode_words(settings)
