@@ -28,7 +28,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_video_vae(
         VideoVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, canvases=((32, 32),), statistics_clips=1)
     )
-    train_audio_vae(AudioVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, latents=8, statistics_clips=1))
+    train_audio_vae(AudioVaeJob(sizes=TOY, folder=folder, budget=one, batch=1, latents=8))
     model, _ = open_model(TOY, open_presenter(folder), None, torch.device("cpu"), compiled=False)
     for name in ("transformer", "transformer_ref"):
         save_state(folder / f"{name}.safetensors", model.everything(), {"steps": 1}, torch.bfloat16)
