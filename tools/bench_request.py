@@ -5,22 +5,20 @@
 A full-size random MiniMax-H3 is given at the container's ports: a model folder of configs, a `WeightOpener` that draws
 each tensor on the device when it is asked for, and a text encoder loader; everything else, FFmpeg included, is what
 `vflash generate` runs. Text to video and sound, 512 rows of text, 1344x768, 5 s, 4 evaluations. Each section keeps one
-pipeline alive: a warm-up at 448x256, the same again (latents must be equal), once more with `profile_denoise` (equal
-again, and the profile must add up), then the timed requests.
+pipeline alive: a warm-up at 448x256, the same again with `profile_denoise` (latents must be equal, and the profile must
+add up), one evaluation at the large size, then the timed request.
 
     exact        BF16, resident
-    approximate  W8A8, mean-pooled Veda, resident; then one request with each other video decoder
+    approximate  W8A8, mean-pooled Veda, resident; then one request with the fastest video decoder
     peer         one dense step of diffusers' transformer, all its blocks, the same weights and packed rows; velocities
-    decoders     the exact section's latents through each other video decoder
+    decoders     the exact section's latents through each other video decoder, and with FFmpeg fed while they run
     swap         BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
 
 On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory and, with `swap`, of host memory too.
 
-Predicted for one H200 before the first run (the decoder's 5.6 s and 3.6 s, the evaluations' 24.3 s and 9.7 s are this
-card's earlier figures; 16 cores or more encode 120 frames in 1 to 2 s): exact 24.3 + 5.6 + 1.5 + 0.5 = 32 s, 30 s
-fused; approximate 9.7 + 5.6 + 1.5 + 0.5 = 17.3 s, 15.3 s fused, so 12 s is not reached; peer 6.8 s a step against 6.1;
-velocities within 2 %; profile within 1 % of the wall; device peak 94 GiB allocated exact, 76 approximate; swap within
-3 s of exact, 10 GiB allocated. About 220 s with one other decoder, 30 s more for a second, 75 s more for `swap`.
+Expected on one H200, from the run of 29 November 2026 (docs/benchmarks/2026-11-request.json): exact 95 s at most,
+approximate 75 s and 45 s more for the other decoder, peer 30 s, decoders 90 s, swap 95 s; less where frames cost the
+host nothing, as they should by now. What does not fit before the deadline is left out and named.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from vflash.stages.models import Models
 EXACT = {"linear": "bf16", "weight_residency": "resident"}
 APPROXIMATE = {"linear": "w8a8", "weight_residency": "resident", "attention_backend": "veda-meanpool"}
 SWAPPED = {"linear": "bf16", "weight_residency": "block-ring", "model_placement": "swap"}
+FASTEST_DECODER = str(VideoDecoderChoice.FUSED_FP8)
+OTHER_DECODERS = tuple(str(choice) for choice in VideoDecoderChoice if choice is not VideoDecoderChoice.DIFFUSERS)
 ON_A_CPU = {"w8a8": "fp8-weight-only"}
 """What takes the place of a choice that only a GPU has, to try the script itself."""
 
@@ -40,12 +42,6 @@ class Engines:
         engine: Engine = container.pipeline(models=models)
         with engine:
             yield engine, models
-
-    @property
-    def other_decoders(self) -> list[str]:
-        """Every video decoder but the default; a CPU has no FP8 products."""
-        others = [str(choice) for choice in VideoDecoderChoice if choice is not VideoDecoderChoice.DIFFUSERS]
-        return others if self.scale.real else [name for name in others if "fp8" not in name]
 
     @contextmanager
     def open_beside(self, options: Mapping[str, str], models: Models, decoder: str) -> Iterator[Engine]:

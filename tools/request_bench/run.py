@@ -38,6 +38,7 @@ class Run:
     report: dict[str, Any] = field(factory=dict)
     engines: Engines = field(init=False)
     prompt: str = field(init=False)
+    _took: dict[str, float] = field(factory=dict, init=False)
     _started: float = field(factory=perf_counter, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -52,23 +53,35 @@ class Run:
         return perf_counter() - self._started
 
     def request(
-        self, engine: Engine, section: str, figures: dict[str, Any], run: str, canvas: Canvas, *, profiled: bool = False
+        self,
+        engine: Engine,
+        section: str,
+        figures: dict[str, Any],
+        run: str,
+        canvas: Canvas,
+        *,
+        steps: int | None = None,
+        profiled: bool = False,
     ) -> None:
         """One clip; its latents stay under `latents(section, run)`."""
-        asked = self.asked(canvas, save_latents=self.latents(section, run))
+        asked = self.asked(canvas, steps=steps, save_latents=self.latents(section, run))
         result, wall_s = self.timed(
-            f"{section} {run}", lambda output: engine.generate(asked, output, profile_denoise=profiled)
+            f"{section} {run}",
+            lambda output: engine.generate(asked, output, profile_denoise=profiled),
+            like=f"{section} {canvas}",
         )
         figures[run] = {"canvas": str(canvas), **request_figures(result, wall_s)}
         if profiled:
             figures[run]["profile"] = profile_figures(result.receipt)
         self.save(f"{section} {run}", wall_s)
 
-    def timed(self, name: str, run: Callable[[Path], VideoResult]) -> tuple[VideoResult, float]:
-        self.check_time(name)
+    def timed(self, name: str, run: Callable[[Path], VideoResult], *, like: str) -> tuple[VideoResult, float]:
+        """Not started where the last run that was `like` it took longer than there is left."""
+        self.check_time(name, self._took.get(like, 0.0))
         started = perf_counter()
         result = run(self.folder / f"{name}.mp4")
-        return result, perf_counter() - started
+        self._took[like] = perf_counter() - started
+        return result, self._took[like]
 
     def asked(self, canvas: Canvas, steps: int | None = None, save_latents: Path | None = None) -> VideoRequest:
         return VideoRequest(
