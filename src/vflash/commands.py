@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dependency_injector import containers, providers
@@ -12,8 +13,10 @@ from vflash.stages.inspect_checkpoint import report_checkpoint
 from vflash.stages.loudness import levels
 from vflash_adapters.assets.safetensors_store import verify_assets
 from vflash_adapters.judge.file import judge_report
+from vflash_adapters.judge.parse import caption_objection
 from vflash_adapters.machine import describe_machine
 from vflash_adapters.media.inspect import inspect_file
+from vflash_adapters.packed.unpacked_cache import cached_tiny_h3
 from vflash_adapters.quantised.model_folder import quantise_model
 from vflash_adapters.weights import maintenance
 from vflash_adapters.weights.layouts.canonical_source import CanonicalOpener
@@ -34,3 +37,5 @@ class Commands(containers.DeclarativeContainer):
     assets_verify: Provider[dict[str, Any]] = providers.Callable(verify_assets)
     clip_report: Provider[dict[str, Any]] = providers.Callable(inspect_file, meter=levels)
     clip_verdict: Provider[dict[str, Any]] = providers.Callable(judge_report)
+    caption_objection: Provider[str | None] = providers.Callable(caption_objection)
+    demo_checkpoint: Provider[Path] = providers.Callable(cached_tiny_h3)

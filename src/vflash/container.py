@@ -54,7 +54,6 @@ from vflash_adapters.media.reference_reader import FileReferenceReader
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
 from vflash_adapters.text_encoder.qwen3_vl import Qwen3VLProvider
-from vflash_adapters.tiny_checkpoint import write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_adapters.weights.openers import BufferedOpener, SidecarOpener
 from vflash_ports.assets import AssetStore
@@ -221,7 +220,6 @@ class Container(containers.DeclarativeContainer):
         providers.Factory(Compiler, model_dir=settings.provided.model_dir, backends=backends, store=asset_store),
         model_facts,
     )
-    demo_checkpoint: Provider[None] = providers.Callable(write_tiny_checkpoint)
     models: Provider[Models] = providers.Factory(
         models_of, settings, backends, model_facts, encoder=text_encoder, codec=latent_codec
     )

@@ -224,14 +224,3 @@ def test_version_and_short_help_are_answered(vflash):
         answer = vflash(*words, "-h")
         assert (answer.code, answer.err) == (0, "")
         assert "Usage" in answer.out
-
-
-def test_demo_needs_nothing(vflash, monkeypatch, tmp_path):
-    """No model, no GPU, no network: the checkpoint is written into the cache once, and a clip comes out."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    answer = vflash("demo", "--output", tmp_path / "demo.mp4", "--json")
-    assert answer.code == 0
-    receipt = json.loads(answer.out)
-    assert receipt["backends"]["device"] == "cpu"
-    assert receipt["delivery"]["frames"] == 120
-    assert (tmp_path / "demo.receipt.json").exists()

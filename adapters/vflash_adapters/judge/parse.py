@@ -32,10 +32,17 @@ def parse_caption(caption: str) -> Description:
     """`ContractError` names a word that is not in the grammar, or an attribute that is said twice."""
     meanings = [meaning for meaning in _meanings(caption) if meaning is not Mark.FILLER]
     if not meanings:
-        raise ContractError(
-            "the expectation is empty; say what the clip should show, e.g. 'a red ball bounces on blue'"
-        )
+        raise ContractError("the caption is empty; say what the clip should show, e.g. 'a red ball bounces on blue'")
     return _Reader(caption).read(meanings)
+
+
+def caption_objection(caption: str) -> str | None:
+    """What is wrong with a caption, for those who go on anyway; None if it is in the grammar."""
+    try:
+        parse_caption(caption)
+    except ContractError as error:
+        return str(error)
+    return None
 
 
 def _meanings(caption: str) -> Iterator[Meaning]:
@@ -58,7 +65,7 @@ def _cut(text: str, table: dict[str, Meaning], caption: str, *, spaced: bool = F
         else:
             word = text.split(" ")[0] if spaced else text[:4]
             known = ", ".join(phrase for phrase, meaning in table.items() if not isinstance(meaning, Mark))
-            raise ContractError(f"{word!r} in the expectation {caption!r} is not in the world's grammar: {known}")
+            raise ContractError(f"{word!r} in the caption {caption!r} is not in the world's grammar: {known}")
 
 
 class _Reader:
@@ -108,13 +115,13 @@ class _Reader:
         elif self.second is None:
             self.second = (shape, self.colour)
         else:
-            raise ContractError(f"the expectation {self.caption!r} names a third object; the world has at most two")
+            raise ContractError(f"the caption {self.caption!r} names a third object; the world has at most two")
         self.colour = None
 
     def _second_object(self) -> SecondObject | None:
         if self.second is None:
             if self.corner is not None:
-                raise ContractError(f"the expectation {self.caption!r} names a corner but no second object in it")
+                raise ContractError(f"the caption {self.caption!r} names a corner but no second object in it")
             return None
         shape, colour = self.second
         if colour is None or self.corner is None:
@@ -123,7 +130,7 @@ class _Reader:
 
     def _set(self, name: str, value: object) -> None:
         if self.found.setdefault(name, value) != value:
-            raise ContractError(f"the expectation {self.caption!r} says {name} twice: {self.found[name]} and {value}")
+            raise ContractError(f"the caption {self.caption!r} says {name} twice: {self.found[name]} and {value}")
 
     def _object_colour(self, word: str) -> Colour:
         return Colour(word) if word in set(Colour) else self._no_object(word)

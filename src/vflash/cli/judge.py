@@ -30,12 +30,12 @@ def judge(
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:
-        _print_table(found)
+        print_table(found)
     if found["score"] < require:
         raise typer.Exit(1)
 
 
-def _print_table(found: dict[str, Any]) -> None:
+def print_table(found: dict[str, Any]) -> None:
     for name, row in found["attributes"].items():
         mark = "right" if row["right"] else "WRONG"
         print(f"{mark}  {name:14} expected {row['expected']}, measured {row['measured']}")
