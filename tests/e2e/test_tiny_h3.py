@@ -17,9 +17,10 @@ from tiny_h3.asset import MAX_BYTES
 from vflash.cli import app
 from vflash_adapters.packed.unpacked_cache import TINY_H3, cached_folder
 
-PROMPTS = {"turbo-4": 6, "exact-16": 2}
+PROMPTS = {"turbo-4@t2va": 6, "turbo-4@i2va": 4, "exact-16@fl2va": 2}
 """Prompts of the small gate: it must stay under a minute on two cores."""
-BOUNDS = {"turbo-4": 0.80, "exact-16": 0.85}
+BOUNDS = {"turbo-4@t2va": 0.75, "turbo-4@i2va": 0.88, "exact-16@fl2va": 0.88}
+"""Measured: 0.85, 0.97 and 0.97 over six prompts each. A denoiser of noise gets 0.27 and 0.19 in the first two."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_the_package_stays_small() -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("caption", [None, "一个绿色方块在黑色背景上向左移动"])
+@pytest.mark.parametrize("caption", [None, "一个大的橙色三角形在黑色背景上向左移动"])
 def test_the_demo_shows_what_was_asked(caption: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No model, no GPU, no network, an empty cache: an MP4 comes out in which the judge finds the caption."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -60,18 +61,19 @@ def test_the_demo_shows_what_was_asked(caption: str | None, monkeypatch: pytest.
     assert verdict["score"] == 1.0, verdict
 
 
-@pytest.mark.parametrize("name", PROMPTS)
-def test_a_small_gate_holds(name: str, tiny_h3: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", PROMPTS)
+def test_a_small_gate_holds(cell: str, tiny_h3: Path, tmp_path: Path) -> None:
     """Held-out prompts through the product: at least so many attributes are right."""
     plan = Plan(
         model=tiny_h3,
         work=tmp_path / "work",
         settings={"device": "cpu", "dtype": "float32"},
-        configurations=choose(f"{name}@t2va"),
-        prompts=PROMPTS[name],
+        configurations=choose(cell),
+        prompts=PROMPTS[cell],
         forced=0,
         height=96,
         width=128,
     )
-    judged = run(plan)["t2va"][name]["judged"]
-    assert judged["all"]["share"] >= BOUNDS[name], judged
+    name, _, mode = cell.partition("@")
+    judged = run(plan)[mode][name]["judged"]
+    assert judged["all"]["share"] >= BOUNDS[cell], judged

@@ -5,6 +5,7 @@ PYTHONPATH=src:ports:adapters:tools python -m tiny_h3 pack --folder RUN --output
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,9 +26,10 @@ def pack_run(folder: Path, output: Path, sizes: Dimensions) -> int:
 
 
 def pack_checkpoint(checkpoint: Path, output: Path) -> int:
-    """`output` must not exist. Raises `ValueError` if it comes out larger than the package may carry."""
+    """`output` must not exist. Raises `ValueError`, and leaves nothing, if it is larger than the package may carry."""
     byte_count = pack_folder(checkpoint, output)
     if byte_count > MAX_BYTES:
+        shutil.rmtree(output)
         raise ValueError(f"{output} takes {byte_count} bytes, more than the {MAX_BYTES} that the package may carry")
     return byte_count
 

@@ -18,6 +18,8 @@ from vflash_ports.errors import ContractError
 CANVAS = {"width": 128, "height": 96}
 """What the tiny H3 was trained on most."""
 EVALUATIONS = 16
+SEED = 7
+"""One that draws the default caption as it says; about half of them do (docs/tiny-h3.md)."""
 
 
 def demo(
@@ -25,7 +27,7 @@ def demo(
         "a red ball bounces on blue"
     ),
     output: options.Output = Path("demo.mp4"),
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option()] = SEED,
     judge: Annotated[
         bool, typer.Option("--judge", help="Measure the clip and say what of the caption is right.")
     ] = False,
