@@ -36,6 +36,7 @@ _load("killing", Path(__file__).parent / "killing.py")
 _load("written_media", Path(__file__).parent / "golden" / "written_media.py")
 _load("recording", Path(__file__).parent / "recording.py")
 _load("fakes", Path(__file__).parent / "fakes.py")
+_load("tool_run", Path(__file__).parent / "tool_run.py")
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tool_run import run_tool
 
 from request_bench.engines import EXACT, Engines
 from request_bench.sizes import prompt_of, released, scale_of
@@ -22,7 +20,6 @@ from vflash_adapters.tiny_checkpoint import StoredDtype
 from vflash_adapters.tiny_checkpoint.layout import write_configs
 from vflash_ports.text_encoder import TextPart
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 GIB = 2**30
 
@@ -30,17 +27,7 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("request")
-    paths = os.pathsep.join([str(ROOT / "tools"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "tools/bench_request.py", "--output", str(folder / "r.json"), "--folder", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tool("tools/bench_request.py", "--output", str(folder / "r.json"), "--folder", str(folder))
     assert [path.name for path in folder.iterdir()] == ["r.json"]
     loaded: dict[str, Any] = json.loads((folder / "r.json").read_text())
     return loaded

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tool_run import run_tool
 
 
 def test_the_bench_measures_every_target(tmp_path: Path) -> None:
     """Synthetic weights, two repeats, 64 MiB: sizes and memory meet their targets; times are only present."""
-    command = [
-        sys.executable,
-        "tools/bench_weights.py",
-        "--output",
-        str(tmp_path / "b.json"),
-        "--folder",
-        str(tmp_path),
-    ]
-    paths = os.pathsep.join([str(ROOT / "tools"), *sys.path])
-    done = subprocess.run(
-        [*command, "--repeats", "2", "--large-mib", "64"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("--output", str(tmp_path / "b.json"), "--folder", str(tmp_path), "--repeats", "2", "--large-mib", "64")
+    run_tool("tools/bench_weights.py", *words)
     report = json.loads((tmp_path / "b.json").read_text())
     assert report["material"].startswith("synthetic")
     targets = {target["target"]: target for target in report["targets"]}
