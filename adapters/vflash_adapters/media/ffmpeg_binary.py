@@ -45,7 +45,9 @@ def require_working(executable: Path, encoder: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnsupportedError(f"encoder {encoder} of FFmpeg {executable} does not run ({error})") from error
+        raise UnsupportedError(
+            f"encoder {encoder} of FFmpeg {executable} does not run ({error}): name the encoder libx264"
+        ) from error
     if done.returncode != 0:
         said = done.stderr.strip()[-500:]
         raise UnsupportedError(f"encoder {encoder} does not run on this machine ({said}): name the encoder libx264")
