@@ -12,12 +12,10 @@ import io
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from attrs import frozen
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from tiny_h3.prompts import Prompt, prompt_set
+from tiny_h3.sheet import Strip, drawn
 from tiny_h3.tasks import Task
 from vflash.pipeline import H3Pipeline, VideoRequest
 from vflash_adapters.judge.reading import read_clip
@@ -27,17 +25,6 @@ from vflash_adapters.packed.unpacked_cache import cached_tiny_h3
 CLIPS, COLUMNS, FRAMES = 16, 2, 5
 WIDTH, HEIGHT, EVALUATIONS = 128, 96, 16
 MAX_BYTES = 600_000
-_CAPTION = 14
-_GAP = 6
-
-
-@frozen(kw_only=True, eq=False)
-class Strip:
-    """`frames` uint8 RGB [F, H, W, 3] of a whole clip."""
-
-    caption: str
-    verdict: Verdict
-    frames: NDArray[np.uint8]
 
 
 def main() -> None:
@@ -49,7 +36,7 @@ def main() -> None:
         model = args.model or cached_tiny_h3(Path(scratch) / "cache")
         strips = make_strips(model, english_prompts(CLIPS), Path(scratch))
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_bytes(small_png(drawn(strips)))
+    args.output.write_bytes(small_png(drawn(strips, columns=COLUMNS, frames=FRAMES)))
     print(f"{args.output}: {args.output.stat().st_size} bytes")
 
 
@@ -68,27 +55,10 @@ def make_strips(model: Path, prompts: list[Prompt], folder: Path) -> list[Strip]
             )
             pipeline.generate(request, path)
             clip = read_clip(path)
-            verdict = judge(measure(clip), prompt.expected)
-            strips.append(Strip(caption=prompt.caption, verdict=verdict, frames=clip.frames))
-            print(f"{_count(verdict)} {prompt.caption}", flush=True)
+            count = _count(judge(measure(clip), prompt.expected))
+            strips.append(Strip(caption=prompt.caption, note=count, frames=clip.frames))
+            print(f"{count} {prompt.caption}", flush=True)
     return strips
-
-
-def drawn(strips: list[Strip]) -> Image.Image:
-    """Strips in columns; the caption above each, the count of right attributes at its right end."""
-    height, width = strips[0].frames.shape[1:3]
-    cell_width, cell_height = FRAMES * width + _GAP, height + _CAPTION + _GAP
-    rows = -(-len(strips) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * cell_width - _GAP, rows * cell_height - _GAP), "white")
-    draw = ImageDraw.Draw(sheet)
-    for number, strip in enumerate(strips):
-        left, top = number % COLUMNS * cell_width, number // COLUMNS * cell_height
-        draw.text((left + 2, top), strip.caption, fill="black")
-        draw.text((left + FRAMES * width - 2, top), _count(strip.verdict), fill="black", anchor="ra")
-        for column in range(FRAMES):
-            frame = strip.frames[round(column * (len(strip.frames) - 1) / (FRAMES - 1))]
-            sheet.paste(Image.fromarray(frame), (left + column * width, top + _CAPTION))
-    return sheet
 
 
 def small_png(picture: Image.Image) -> bytes:

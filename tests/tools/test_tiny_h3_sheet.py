@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 import tiny_h3_sheet
-from tiny_h3_sheet import Strip, drawn, english_prompts
+from tiny_h3.sheet import Strip, drawn
+from tiny_h3_sheet import english_prompts
 from vflash_adapters.judge.verdict import AttributeVerdict, Verdict
 
 
@@ -17,12 +18,13 @@ def strip(number: int) -> Strip:
     """Grey frames that get brighter, one of two attributes right."""
     rows = [AttributeVerdict(name=name, expected="x", measured="y", right=name == "a") for name in "ab"]
     frames = np.broadcast_to(np.linspace(0, 240, 9, dtype=np.uint8)[:, None, None, None], (9, 32, 64, 3))
-    return Strip(caption=f"clip {number}", verdict=Verdict(attributes=tuple(rows)), frames=np.ascontiguousarray(frames))
+    note = tiny_h3_sheet._count(Verdict(attributes=tuple(rows)))
+    return Strip(caption=f"clip {number}", note=note, frames=np.ascontiguousarray(frames))
 
 
 def test_strips_go_from_first_to_last_frame() -> None:
     """Two columns; each strip begins with the first frame and ends with the last."""
-    sheet = np.asarray(drawn([strip(0), strip(1), strip(2)]))
+    sheet = np.asarray(drawn([strip(0), strip(1), strip(2)], columns=2, frames=5))
     assert sheet.shape == (2 * 32 + 2 * 14 + 6, 2 * 5 * 64 + 6, 3)
     assert sheet[20, 10, 0] == 0
     assert sheet[20, 5 * 64 - 10, 0] == 240

@@ -13,14 +13,16 @@ import torch
 from attrs import frozen
 
 from tiny_h3.codecs import Codecs
-from tiny_h3.evaluate import evaluate
-from tiny_h3.sheet import write_sheet
+from tiny_h3.evaluate import Sampled, evaluate
+from tiny_h3.sheet import Strip, drawn
 from tiny_h3.stage import Log
 from tiny_h3.tasks import Task
 from tiny_h3.text import Presenter
 from tiny_h3.train_denoiser import KEYFRAMES_ONLY, Model, open_model
 from tiny_h3.turbo import EVALUATIONS, load_adapter, merged
 from vflash_adapters.tiny_checkpoint import Dimensions
+
+SHEET_CLIPS, SHEET_FRAMES = 16, 8
 
 
 @frozen(kw_only=True)
@@ -54,7 +56,8 @@ def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: t
             )
             results[label] = scores.shares()
             log.write(judged=label, **results[label])
-            write_sheet(made, plan.path(f"sheet-{label}.png"))
+            strips = [_strip(sampled) for sampled in made[:SHEET_CLIPS]]
+            drawn(strips, columns=1, frames=SHEET_FRAMES).save(plan.path(f"sheet-{label}.png"), optimize=True)
             plan.path("judged.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -72,6 +75,13 @@ def _runs(plan: JudgedRun, presenter: Presenter, device: torch.device) -> Iterat
             turbo = merged(model, factors, next(iter(factors.values())).shape[0])
             for task in tasks:
                 yield f"{task}-turbo{EVALUATIONS}", task, EVALUATIONS, model, turbo
+
+
+def _strip(sampled: Sampled) -> Strip:
+    """Pillow's own font has no Chinese: such a caption is named by its number."""
+    prompt = sampled.prompt
+    caption = prompt.caption if prompt.caption.isascii() else f"prompt {prompt.number}"
+    return Strip(caption=caption, note="", frames=sampled.clip.frames)
 
 
 @contextmanager

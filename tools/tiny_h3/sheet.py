@@ -1,30 +1,37 @@
-"""A contact sheet: one row a clip, frames from left to right, the caption above."""
+"""A contact sheet: a strip of frames for each clip, the caption above it and a note at its right end."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from tiny_h3.evaluate import Sampled
-
-COLUMNS = 8
-_CAPTION = 12
+_CAPTION = 14
+_GAP = 6
 
 
-def write_sheet(made: list[Sampled], path: Path, *, clips: int = 16) -> None:
-    """PNG of the first `clips` clips."""
-    chosen = made[:clips]
-    height, width = chosen[0].clip.frames.shape[1:3]
-    sheet = Image.new("RGB", (COLUMNS * width, len(chosen) * (height + _CAPTION)))
+@frozen(kw_only=True, eq=False)
+class Strip:
+    """`frames` uint8 RGB [F, H, W, 3] of a whole clip."""
+
+    caption: str
+    note: str
+    frames: NDArray[np.uint8]
+
+
+def drawn(strips: list[Strip], *, columns: int, frames: int) -> Image.Image:
+    """Strips of `frames` frames, first and last included, in columns."""
+    height, width = strips[0].frames.shape[1:3]
+    cell_width, cell_height = frames * width + _GAP, height + _CAPTION + _GAP
+    rows = -(-len(strips) // columns)
+    sheet = Image.new("RGB", (columns * cell_width - _GAP, rows * cell_height - _GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    for row, item in enumerate(chosen):
-        top = row * (height + _CAPTION)
-        # The default font has no Chinese: such a caption is named by its number.
-        caption = item.prompt.caption if item.prompt.caption.isascii() else f"prompt {item.prompt.number}"
-        draw.text((2, top), caption, fill=(255, 255, 255))
-        last = len(item.clip.frames) - 1
-        for column in range(COLUMNS):
-            frame = item.clip.frames[round(column * last / (COLUMNS - 1))]
-            sheet.paste(Image.fromarray(frame), (column * width, top + _CAPTION))
-    sheet.save(path, optimize=True)
+    for number, strip in enumerate(strips):
+        left, top = number % columns * cell_width, number // columns * cell_height
+        draw.text((left + 2, top), strip.caption, fill="black")
+        draw.text((left + frames * width - 2, top), strip.note, fill="black", anchor="ra")
+        for place in range(frames):
+            frame = strip.frames[round(place * (len(strip.frames) - 1) / (frames - 1))]
+            sheet.paste(Image.fromarray(frame), (left + place * width, top + _CAPTION))
+    return sheet
