@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import torch
 
-from tiny_h3.scenes import Scenes
-from tiny_h3.world import CLICK_DECAY_S, CLICK_LATENTS, FRAMES, audio_latents, beats, clicks, gains, harmonics
-from tiny_h3.world import since_click as frames_since
+from tiny_h3.scenes import Scenes, draw_scenes
+from tiny_h3.world import (
+    CLICK_DECAY_S,
+    CLICK_LATENTS,
+    FRAMES,
+    audio_latents,
+    beats,
+    clicks,
+    frame_gains,
+    harmonics,
+    since_click,
+    tone_edges,
+)
 
 LOWEST, BINS_AN_OCTAVE, BINS = 6.0, 8.0, 25
 BIN_WIDTH = 0.8
+STATISTICS_CLIPS, STATISTICS_SEED = 512, 999_000
 SWITCHES = ("on", "attack", "release", "ring", "click", "level", "next level")
 
 
@@ -25,13 +36,12 @@ def audio_code(scenes: Scenes, *, frames: int = FRAMES, aspect: tuple[int, int] 
     """
     latents = audio_latents(frames)
     on = beats(scenes, latents)
-    since = frames_since(clicks(scenes, latents))
+    since = since_click(clicks(scenes, latents))
     ringing = since.lt(CLICK_LATENTS)
     sounding = (on | ringing).float()[:, None]
     ring = torch.where(ringing, torch.exp(-since / 40.0 / CLICK_DECAY_S), 0.0)
-    shared = torch.stack([on.float(), *(edge.float() for edge in _edges(on)), ring, since.eq(0).float()], dim=1)
-    knots = torch.arange(latents + 1, device=on.device) / 40.0
-    levels = gains(scenes, knots, aspect)
+    shared = torch.stack([on.float(), *(edge.float() for edge in tone_edges(on)), ring, since.eq(0).float()], dim=1)
+    levels = frame_gains(scenes, latents, aspect)
     place = BINS_AN_OCTAVE * torch.log2(harmonics(scenes, latents) / LOWEST)
     bins = torch.arange(BINS, device=place.device)[:, None]
     pitch = torch.exp(-0.5 * ((place[:, None] - bins) / BIN_WIDTH).square())
@@ -41,7 +51,8 @@ def audio_code(scenes: Scenes, *, frames: int = FRAMES, aspect: tuple[int, int] 
     return torch.stack([torch.cat([both[:, :count], side, both[:, count:]], dim=1) for side in sides], dim=1)
 
 
-def _edges(on: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    before = torch.nn.functional.pad(on, (1, 0))[:, :-1]
-    after = torch.nn.functional.pad(on, (0, 1))[:, 1:]
-    return on & ~before, on & ~after
+def code_statistics() -> dict[str, list[float]]:
+    """Per-channel mean and standard deviation of the codes of whole clips; what the config stores. Made on the CPU, so
+    that they are the same everywhere."""
+    flat = audio_code(draw_scenes(STATISTICS_CLIPS, STATISTICS_SEED)).transpose(0, 2).flatten(1)
+    return {"latents_mean": flat.mean(1).tolist(), "latents_std": flat.std(1).clamp(min=1e-2).tolist()}

@@ -16,9 +16,9 @@ import torch
 from attrs import frozen
 
 from tiny_h3.alias_free import fuse_activations
-from tiny_h3.audio_code import audio_code
+from tiny_h3.audio_code import audio_code, code_statistics
 from tiny_h3.graphed import GraphedStep
-from tiny_h3.scenes import Scenes, SceneStream, draw_scenes
+from tiny_h3.scenes import Scenes, SceneStream
 from tiny_h3.stage import Budget, Log, Progress, learning_rate, load_state, pick_device, save_state
 from tiny_h3.world import AUDIO_LATENTS, HOP, render_audio
 from vflash_adapters.tiny_checkpoint import Dimensions
@@ -32,7 +32,6 @@ CODE_NOISE = 0.15
 LOG_DEVIATION = -4.0
 """What the encoder says of its own spread."""
 SPREAD_WEIGHT = 0.01
-STATISTICS_CLIPS = 512
 SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10, 40)
 
@@ -52,14 +51,14 @@ class AudioVaeJob:
 
 
 def train_audio_vae(job: AudioVaeJob) -> None:
-    """Goes on from the state file if there is one. Ends with the latent statistics measured and saved."""
+    """Goes on from the state file if there is one. The codes' statistics are saved with the weights."""
     device = pick_device()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(job.seed)
     vae, facts = open_audio_vae(job.sizes, job.state if job.state.exists() else None, device)
     log = Log(path=job.folder / "log.jsonl", stage="audio-vae")
-    statistics = code_statistics(STATISTICS_CLIPS, torch.device("cpu"))
+    statistics = code_statistics()
     rate = torch.tensor(0.0, device=device)
     on_gpu = device.type == "cuda"
     optimiser = torch.optim.AdamW(
@@ -125,13 +124,6 @@ def audio_loss(
     stated = (posterior.logs - LOG_DEVIATION).square().mean()
     loss = 20.0 * absolute + spectral + missed + SPREAD_WEIGHT * stated
     return loss, absolute.detach(), spectral.detach(), missed.detach()
-
-
-@torch.no_grad()
-def code_statistics(clips: int, device: torch.device) -> dict[str, list[float]]:
-    """Per-channel mean and standard deviation of the codes of whole clips; what the config stores."""
-    flat = audio_code(draw_scenes(clips, 999_000).to(device)).transpose(0, 2).flatten(1)
-    return {"latents_mean": flat.mean(1).tolist(), "latents_std": flat.std(1).clamp(min=1e-2).tolist()}
 
 
 def _step(vae: Any, optimiser: torch.optim.Optimizer, spread: torch.Tensor, job: AudioVaeJob, log: Log) -> GraphedStep:

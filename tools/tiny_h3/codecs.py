@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from tiny_h3.audio_code import audio_code
-from tiny_h3.audio_vae import STATISTICS_CLIPS, code_statistics, open_audio_vae
+from tiny_h3.audio_code import audio_code, code_statistics
+from tiny_h3.audio_vae import open_audio_vae
 from tiny_h3.scenes import Scenes
 from tiny_h3.sizes import PATCH
 from tiny_h3.stage import compute_dtype
@@ -91,8 +91,7 @@ def open_audio_codec(sizes: Dimensions, folder: Path, device: torch.device) -> A
 
 
 def audio_scale(device: torch.device) -> AudioScale:
-    """The same on every device: made on the CPU."""
-    facts = code_statistics(STATISTICS_CLIPS, torch.device("cpu"))
+    facts = code_statistics()
     mean, std = (torch.tensor(facts[f"latents_{name}"], device=device) for name in ("mean", "std"))
     return AudioScale(mean=mean, std=std)
 

@@ -141,21 +141,22 @@ def render_audio(scenes: Scenes, *, frames: int = FRAMES, aspect: tuple[int, int
     within = torch.arange(HOP, device=device) / SAMPLE_RATE_HZ
     tone = _tone(harmonics(scenes, latents), within)
     beat = beats(scenes, latents)
-    envelope = _edges(beat, within)
+    envelope = _envelope(beat, within)
     click = clicks(scenes, latents)
     since = since_click(click)
     age = since[:, :, None] / 40.0 + within
     ring = torch.exp(-age / CLICK_DECAY_S) * (age / 0.001).clamp(0, 1) * since.lt(CLICK_LATENTS)[:, :, None]
     wave = (tone * (envelope + ring)).flatten(1)
     seconds = torch.arange(wave.shape[1], device=device) / SAMPLE_RATE_HZ
-    knots = torch.arange(latents + 1, device=device) / 40.0
-    both = gains(scenes, knots, aspect)
+    both = frame_gains(scenes, latents, aspect)
     return torch.stack([wave * _between(gain, seconds) for gain in both], dim=1) * AMPLITUDE
 
 
-def gains(scenes: Scenes, seconds: torch.Tensor, aspect: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Left and right, [n, len(seconds)] each: the pan is the object's place, what grows gets louder."""
-    x, _, radius = locate(scenes, seconds.clamp(max=(FRAMES - 1) / FPS), *aspect)
+def frame_gains(scenes: Scenes, latents: int, aspect: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left and right where latent frames meet, [n, latents + 1] each: the pan is the object's place, what grows gets
+    louder."""
+    knots = torch.arange(latents + 1, device=scenes.shape.device) / 40.0
+    x, _, radius = locate(scenes, knots.clamp(max=(FRAMES - 1) / FPS), *aspect)
     resizing = scenes.is_motion(Motion.GROW, Motion.SHRINK)[:, None]
     loud = torch.where(resizing, radius / GROWN[1], 1.0)
     return torch.cos(0.5 * math.pi * x) * loud, torch.sin(0.5 * math.pi * x) * loud
@@ -224,13 +225,19 @@ def beats(scenes: Scenes, latents: int) -> torch.Tensor:
     return on.expand(-1, latents)
 
 
-def _edges(on: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
-    """0 to 1 envelope [n, latents, HOP]: short ramps inside the first and last frame of a beat."""
+def tone_edges(on: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the last frame of every tone, bool [n, latents] each."""
     before = torch.nn.functional.pad(on, (1, 0))[:, :-1]
     after = torch.nn.functional.pad(on, (0, 1))[:, 1:]
-    rise = torch.where(before[:, :, None], 1.0, (within / RAMP_S).clamp(max=1.0))
+    return on & ~before, on & ~after
+
+
+def _envelope(on: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
+    """0 to 1 envelope [n, latents, HOP]: short ramps inside the first and last frame of a beat."""
+    attack, release = tone_edges(on)
     remaining = HOP / SAMPLE_RATE_HZ - within
-    fall = torch.where(after[:, :, None], 1.0, (remaining / RAMP_S).clamp(max=1.0))
+    rise = torch.where(attack[:, :, None], (within / RAMP_S).clamp(max=1.0), 1.0)
+    fall = torch.where(release[:, :, None], (remaining / RAMP_S).clamp(max=1.0), 1.0)
     return on[:, :, None] * rise * fall
 
 
