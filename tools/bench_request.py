@@ -4,21 +4,23 @@
 
 A full-size random MiniMax-H3 is given at the container's ports: a model folder of configs, a `WeightOpener` that draws
 each tensor on the device when it is asked for, and a text encoder loader; everything else, FFmpeg included, is what
-`vflash generate` runs. Text to video and sound, 512 rows of text, 1344x768, 5 s, 4 evaluations. Each section keeps one
-pipeline alive: a warm-up at 448x256, the same again with `profile_denoise` (latents must be equal, and the profile must
-add up), one evaluation at the large size, then the timed request.
+`vflash generate` runs. Text to video and sound, 512 rows of text, 1344x768, 5 s, 4 evaluations. Each section opens one
+pipeline, warms it up at 448x256, then times the large request; sections in order of worth:
 
-    exact        BF16, resident
-    approximate  W8A8, mean-pooled Veda, resident; then one request with the fastest video decoder
+    exact        BF16, resident, `--video-decoder fused`, `--media-video-input pipe`; the large request twice (equal
+                 latents), then the small one under `profile_denoise` (equal again, and the profile must add up)
+    approximate  the same with W8A8, mean-pooled Veda and `--video-decoder fused-fp8`
+    default      BF16, resident, diffusers' video decoder, the `file` sink; latents must be the exact section's
+    fast-sums    approximate with `--fp8-fast-accum`, once
     peer         one dense step of diffusers' transformer, all its blocks, the same weights and packed rows; velocities
-    decoders     the exact section's latents through each other video decoder, and with FFmpeg fed while they run
+    decoders     the exact section's latents through every video decoder, and through diffusers' own one tile at a time
     swap         BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
 
 On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory and, with `swap`, of host memory too.
 
-Expected on one H200, from the run of 29 November 2026 (docs/benchmarks/2026-11-request.json): exact 95 s at most,
-approximate 75 s and 45 s more for the other decoder, peer 30 s, decoders 90 s, swap 95 s; less where frames cost the
-host nothing, as they should by now. What does not fit before the deadline is left out and named.
+Expected on one H200 with a busy host, computed from the run of 29 November 2026 (docs/benchmarks/2026-11-request.json):
+15 s until it begins, exact 90 s, approximate 55 s, default 45 s, fast-sums 27 s, peer 20 s, decoders 40 s, swap 70 s.
+What does not fit before the deadline is left out and named.
 """
 
 from __future__ import annotations

@@ -7,22 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 from dependency_injector import providers
 
 from request_bench.sizes import Scale
 from request_bench.weights import RandomOpener
 from vflash.container import Container
-from vflash.domain.choices import VideoDecoderChoice
 from vflash.engine import Engine
 from vflash.settings import Settings
-from vflash.stages.models import Models
 
 EXACT = {"linear": "bf16", "weight_residency": "resident"}
 APPROXIMATE = {"linear": "w8a8", "weight_residency": "resident", "attention_backend": "veda-meanpool"}
 SWAPPED = {"linear": "bf16", "weight_residency": "block-ring", "model_placement": "swap"}
-FASTEST_DECODER = str(VideoDecoderChoice.FUSED_FP8)
-OTHER_DECODERS = tuple(str(choice) for choice in VideoDecoderChoice if choice is not VideoDecoderChoice.DIFFUSERS)
+FUSED = {"video_decoder": "fused", "media_video_input": "pipe"}
+FUSED_FP8 = {"video_decoder": "fused-fp8", "media_video_input": "pipe"}
+FAST_SUMS = {"fp8_fast_accum": True}
+DECODERS: Mapping[str, Mapping[str, Any]] = {
+    "diffusers one by one": {"video_decoder": "diffusers", "media_video_input": "pipe", "vae_tiles_at_once": 1},
+    "fused": FUSED,
+    "fused-fp8": FUSED_FP8,
+    "diffusers": {"video_decoder": "diffusers", "media_video_input": "pipe"},
+}
 ON_A_CPU = {"w8a8": "fp8-weight-only"}
 """What takes the place of a choice that only a GPU has, to try the script itself."""
 
@@ -36,25 +41,12 @@ class Engines:
     scale: Scale
 
     @contextmanager
-    def open(self, options: Mapping[str, str]) -> Iterator[tuple[Engine, Models]]:
-        container = self.container(options)
-        models: Models = container.models()
-        engine: Engine = container.pipeline(models=models)
+    def open(self, options: Mapping[str, Any]) -> Iterator[Engine]:
+        engine: Engine = self.container(options).pipeline()
         with engine:
-            yield engine, models
-
-    @contextmanager
-    def open_beside(self, options: Mapping[str, str], models: Models, decoder: str) -> Iterator[Engine]:
-        """The same encoder and denoiser, with VAEs of its own and another video decoder."""
-        container = self.container({**options, "video_decoder": decoder})
-        codec = container.models().codec
-        engine: Engine = container.pipeline(models=evolve(models, codec=codec))
-        try:
             yield engine
-        finally:
-            codec.close()
 
-    def container(self, options: Mapping[str, str]) -> Container:
+    def container(self, options: Mapping[str, Any]) -> Container:
         chosen: dict[str, Any] = dict(options)
         if not self.scale.real:
             chosen["linear"] = ON_A_CPU.get(chosen["linear"], chosen["linear"])

@@ -76,19 +76,19 @@ def _common(result: VideoResult, wall_s: float, seconds: Mapping[str, float]) ->
         "seconds": {**seconds, "other": result.elapsed_seconds - loading - sum(seconds.values())},
         "memory": result.receipt["memory"],
         "mp4": {key: delivery[key] for key in ("sink", "frames", "width", "height", "size_bytes")}
-        | {key: delivery["details"][key] for key in ("encoder", "preset", "crf", "video_threads")},
+        | {key: delivery["details"][key] for key in ("encoder", "preset", "crf", "video_threads", "ffmpeg_seconds")},
     }
 
 
 def _delivery_seconds(result: VideoResult) -> dict[str, float]:
-    """`frames` is the video decode with everything that runs beside it (quantising, the RGB file); FFmpeg reads that
-    file when it is complete."""
-    media, details = result.stages["media"], result.receipt["delivery"]["details"]
-    encoder = float(details["ffmpeg_seconds"])
+    """`frames` is the video decode with everything that runs beside it, until the last frame was handed over: making
+    bytes, and the RGB file or the feeding of FFmpeg. `mp4` is what FFmpeg takes from then on, and reading it back."""
+    media = result.stages["media"]
+    after = float(result.receipt["delivery"]["details"]["seconds_after_last_frame"])
     return {
         "audio_decode": _seconds(media["audio_decode"]),
-        "frames": _seconds(media["video_decode_and_encode"]) - encoder,
-        "mp4": encoder,
+        "frames": _seconds(media["video_decode_and_encode"]) - after,
+        "mp4": after,
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from request_bench.engines import APPROXIMATE, EXACT, FASTEST_DECODER, OTHER_DECODERS, SWAPPED
+from request_bench.engines import APPROXIMATE, DECODERS, EXACT, FAST_SUMS, FUSED, FUSED_FP8, SWAPPED
 from request_bench.figures import decode_figures
 from request_bench.peer import Step, difference, open_peer, own_step, peer_step
 from request_bench.run import Run
@@ -24,32 +25,35 @@ Figures = dict[str, Any]
 
 
 def exact(run: Run, figures: Figures) -> None:
-    with run.engines.open(EXACT) as (engine, _):
-        warm_and_check(run, engine, "exact", figures)
-        run.request(engine, "exact", figures, "large", run.scale.large)
+    twice(run, "exact", {**EXACT, **FUSED}, figures)
 
 
 def approximate(run: Run, figures: Figures) -> None:
-    """The released video decoder first, then the fastest one with the same encoder and denoiser."""
-    with run.engines.open(APPROXIMATE) as (engine, models):
-        warm_and_check(run, engine, "approximate", figures)
-        run.request(engine, "approximate", figures, "large", run.scale.large)
-        with run.engines.open_beside(APPROXIMATE, models, FASTEST_DECODER) as beside:
-            run.request(beside, "approximate", figures, f"{FASTEST_DECODER} warm-up", run.scale.small)
-            run.request(beside, "approximate", figures, FASTEST_DECODER, run.scale.large)
+    twice(run, "approximate", {**APPROXIMATE, **FUSED_FP8}, figures)
+
+
+def default(run: Run, figures: Figures) -> None:
+    """The exact section's denoising, with the released video decoder and the `file` sink."""
+    once(run, "default", EXACT, figures)
+    figures["large_is_exact"] = run.same(("default", "large"), ("exact", "large"))
+
+
+def fast_sums(run: Run, figures: Figures) -> None:
+    """The approximate section with partial sums in reduced precision."""
+    once(run, "fast-sums", {**APPROXIMATE, **FUSED_FP8, **FAST_SUMS}, figures)
 
 
 def peer(run: Run, figures: Figures) -> None:
-    """Ours and diffusers' hold the same weights at once and take turns; small steps warm both up."""
+    """Ours and diffusers' hold the same weights at once and take turns; two small steps warm both up."""
     facts, component = read_model_facts(run.engines.model_dir), run.engines.model_dir / "transformer"
     backends, conditioning = run.engines.container(EXACT).backends(), random_conditioning(run, facts.denoiser.text_dim)
     module = open_peer(run.engines.opener(component), facts.denoiser, run.scale.device)
     with backends.open_denoiser(component, facts.denoiser) as denoiser:
-        for name, canvas in (("small", run.scale.small), ("large", run.scale.large)):
+        for name, canvas, turns in (("small", run.scale.small, 2), ("large", run.scale.large, 1)):
             plan = plan_request(run.asked(canvas, steps=1), facts)
             ours: list[Step] = []
             theirs: list[Step] = []
-            for _ in range(2):
+            for _ in range(turns):
                 run.check_time(f"peer {name}")
                 ours.append(own_step(plan, conditioning, denoiser, backends.attention))
                 theirs.append(peer_step(module, plan, conditioning, facts.denoiser, run.scale.device))
@@ -64,36 +68,48 @@ def peer(run: Run, figures: Figures) -> None:
 
 
 def decoders(run: Run, figures: Figures) -> None:
-    """The exact section's latents once more, through the other video decoders, and while FFmpeg is fed; nothing else is
-    loaded."""
-    for decoder, feed in (*((decoder, "file") for decoder in OTHER_DECODERS), (FASTEST_DECODER, "pipe")):
-        with run.engines.open({**EXACT, "video_decoder": decoder, "media_video_input": feed}) as (engine, _):
-            for name, source in (("warm-up", "warm-up"), ("large", "large")):
-                decode = partial(engine.decode, run.latents("exact", source))
-                run_name = f"{decoder} {feed} {name}"
-                result, wall_s = run.timed(run_name, decode, like=f"decode {source}")
+    """The exact section's latents once more, through every video decoder; nothing else is loaded."""
+    for decoder, options in DECODERS.items():
+        with run.engines.open({**EXACT, **options}) as engine:
+            for name in ("warm-up", "large"):
+                decode = partial(engine.decode, run.latents("exact", name))
+                run_name = f"{decoder} {name}"
+                result, wall_s = run.timed(run_name, decode, like=f"decode {name}")
                 figures[run_name] = decode_figures(result, wall_s)
                 run.save(run_name, wall_s)
 
 
 def swap(run: Run, figures: Figures) -> None:
-    with run.engines.open(SWAPPED) as (engine, _):
-        warm_and_check(run, engine, "swap", figures)
-        run.request(engine, "swap", figures, "large", run.scale.large)
+    once(run, "swap", SWAPPED, figures)
     for name in ("warm-up", "large"):
         figures[f"{name}_is_exact"] = run.same(("swap", name), ("exact", name))
 
 
-def warm_and_check(run: Run, engine: Engine, section: str, figures: Figures) -> None:
-    """Twice the small size, the second time under the profiler, with equal latents; then one evaluation of the large
-    size, so that what is timed next meets nothing for the first time."""
-    begun = perf_counter()
-    engine.prepare()
-    figures["opening_s"] = perf_counter() - begun
-    run.request(engine, section, figures, "warm-up", run.scale.small)
-    run.request(engine, section, figures, "profiled", run.scale.small, profiled=True)
-    figures["repeat_is_equal"] = run.same((section, "warm-up"), (section, "profiled"))
-    run.request(engine, section, figures, "large warm-up", run.scale.large, steps=1)
+def twice(run: Run, section: str, options: Mapping[str, Any], figures: Figures) -> None:
+    """The large size twice, the first time with what meets it for the first time; last, what is for checks alone."""
+    with opened(run, section, options, figures) as engine:
+        run.request(engine, section, figures, "large", run.scale.large)
+        run.request(engine, section, figures, "large again", run.scale.large)
+        figures["repeat_is_equal"] = run.same((section, "large"), (section, "large again"))
+        run.request(engine, section, figures, "profiled", run.scale.small, profiled=True)
+        figures["profiled_is_equal"] = run.same((section, "warm-up"), (section, "profiled"))
+
+
+def once(run: Run, section: str, options: Mapping[str, Any], figures: Figures) -> None:
+    """After a section that has met the large size in the same process."""
+    with opened(run, section, options, figures) as engine:
+        run.request(engine, section, figures, "large", run.scale.large)
+
+
+@contextmanager
+def opened(run: Run, section: str, options: Mapping[str, Any], figures: Figures) -> Iterator[Engine]:
+    """Loaded, and warmed up with the small size."""
+    with run.engines.open(options) as engine:
+        begun = perf_counter()
+        engine.prepare()
+        figures["opening_s"] = perf_counter() - begun
+        run.request(engine, section, figures, "warm-up", run.scale.small)
+        yield engine
 
 
 def random_conditioning(run: Run, width: int) -> Conditioning:
@@ -113,9 +129,11 @@ class Section:
 
 
 SECTIONS: Mapping[str, Section] = {
-    "exact": Section(measure=exact, expected_s=95),
-    "approximate": Section(measure=approximate, expected_s=75),
-    "peer": Section(measure=peer, expected_s=30),
-    "decoders": Section(measure=decoders, expected_s=35),
-    "swap": Section(measure=swap, expected_s=95),
+    "exact": Section(measure=exact, expected_s=55),
+    "approximate": Section(measure=approximate, expected_s=40),
+    "default": Section(measure=default, expected_s=45),
+    "fast-sums": Section(measure=fast_sums, expected_s=27),
+    "peer": Section(measure=peer, expected_s=20),
+    "decoders": Section(measure=decoders, expected_s=15),
+    "swap": Section(measure=swap, expected_s=70),
 }

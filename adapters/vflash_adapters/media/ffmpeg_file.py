@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from attrs import field, frozen
@@ -42,9 +43,10 @@ def _through_file(job: EncodedClip) -> None:
                 sink.write(chunk.numpy().data.cast("B"))
     except OSError as error:
         raise DeliveryError(f"writing the temporary RGB file failed: {error.strerror}; {CURE}") from error
+    complete = time.monotonic()
     with job.start(video=str(pictures), fed=False) as ffmpeg:
         ffmpeg.finish()
-    job.record(quantiser, rgb_temporary_bytes=pictures.stat().st_size)
+    job.record(quantiser, rgb_temporary_bytes=pictures.stat().st_size, frames_complete=complete)
 
 
 CURE = "free space beside the output, or stream with the `pipe` video input"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from attrs import field, frozen
 
 from vflash_adapters.media.encoding import Encoding
+from vflash_adapters.media.ffmpeg_feeder import FfmpegFeeder
 from vflash_adapters.media.mp4 import EncodedClip, check_mp4, encode_and_publish
 from vflash_adapters.media.quantise import FrameQuantiser
 from vflash_ports.media import Clip, Delivery
@@ -14,7 +16,7 @@ from vflash_ports.media import Clip, Delivery
 
 @frozen(kw_only=True)
 class FfmpegPipeSink:
-    """H.264 and AAC in an MP4. Holds at most eight quantised frames besides what the decoder hands over."""
+    """H.264 and AAC in an MP4. Holds at most 32 quantised frames besides what the decoder hands over."""
 
     encoding: Encoding = field(factory=Encoding)
     ffmpeg: Path | None = None
@@ -32,8 +34,9 @@ class FfmpegPipeSink:
 
 def _through_pipe(job: EncodedClip) -> None:
     quantiser = FrameQuantiser(job.clip)
-    with job.start(video="pipe:0", fed=True) as ffmpeg:
+    with job.start(video="pipe:0", fed=True) as ffmpeg, FfmpegFeeder(ffmpeg) as feeder:
         for chunk in quantiser.chunks():
-            ffmpeg.feed(chunk.numpy().data.cast("B"))
-        ffmpeg.finish()
-    job.record(quantiser, rgb_temporary_bytes=0)
+            feeder.give(chunk.numpy())
+        complete = time.monotonic()
+        feeder.finish()
+    job.record(quantiser, rgb_temporary_bytes=0, frames_complete=complete)

@@ -62,12 +62,16 @@ class FfmpegProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._child.poll() is None:
-            self._child.kill()
+        self.kill()
         if self._child.stdin is not None:
             self._child.stdin.close()
         self._child.wait()
         self._stderr.close()
+
+    def kill(self) -> None:
+        """If it still runs; leaving the context reaps it."""
+        if self._child.poll() is None:
+            self._child.kill()
 
     @property
     def seconds(self) -> float:

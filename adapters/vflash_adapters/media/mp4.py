@@ -46,12 +46,14 @@ class EncodedClip:
         self._process = FfmpegProcess(self._executable, arguments, timeout_s=self._encoding.timeout_s, fed=fed)
         return self._process
 
-    def record(self, quantiser: FrameQuantiser, *, rgb_temporary_bytes: int) -> None:
+    def record(self, quantiser: FrameQuantiser, *, rgb_temporary_bytes: int, frames_complete: float) -> None:
+        """`frames_complete`: the monotonic clock when the last frame had come; what follows is the encoder's alone."""
         assert self._process is not None
         self.details |= {
             "rgb_temporary_bytes": rgb_temporary_bytes,
             "pixel_range": [quantiser.lowest, quantiser.highest],
             "ffmpeg_seconds": self._process.seconds,
+            "seconds_after_last_frame": time.monotonic() - frames_complete,
         }
 
 

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from vflash_adapters.media.encoding import Encoding
+from vflash_adapters.media.ffmpeg_feeder import PIECES_AHEAD, FfmpegFeeder
 from vflash_adapters.media.ffmpeg_file import FfmpegFileSink
 from vflash_adapters.media.ffmpeg_pipe import FfmpegPipeSink
 from vflash_adapters.media.ffmpeg_process import FfmpegProcess
@@ -154,6 +156,36 @@ def test_the_decoders_own_time_is_not_charged(fake_ffmpeg: Callable[[str], Path]
         ffmpeg.feed(memoryview(b"x" * 100))
         assert ffmpeg.seconds < 0.3
         ffmpeg.finish()
+
+
+def test_the_decoder_goes_on_while_the_encoder_reads_nothing(fake_ffmpeg: Callable[[str], Path]) -> None:
+    """Four pieces, larger than a pipe, are taken at once; a decoder that then fails waits for no encoder."""
+
+    def decode_and_stop() -> None:
+        encoder = FfmpegProcess(fake_ffmpeg("exec sleep 60"), [], timeout_s=60.0, fed=True)
+        with encoder as ffmpeg, FfmpegFeeder(ffmpeg) as feeder:
+            for _ in range(PIECES_AHEAD):
+                feeder.give(np.zeros(1 << 22, np.uint8))
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        decode_and_stop()
+    assert time.monotonic() - started < 5
+    assert no_children()
+
+
+def test_a_slow_encoder_reads_what_was_given(fake_ffmpeg: Callable[[str], Path], tmp_path: Path) -> None:
+    """In order, whole, though the giver writes over its buffer at once and sizes differ."""
+    pieces, seen = [np.full(700_000 + 1000 * value, value, np.uint8) for value in range(12)], tmp_path / "seen"
+    buffer = np.empty(800_000, np.uint8)
+    reader = fake_ffmpeg(f"sleep 0.3; cat >{seen}")
+    with FfmpegProcess(reader, [], timeout_s=20.0, fed=True) as ffmpeg, FfmpegFeeder(ffmpeg) as feeder:
+        for piece in pieces:
+            buffer[: piece.size] = piece
+            feeder.give(buffer[: piece.size])
+        feeder.finish()
+    assert seen.read_bytes() == b"".join(piece.tobytes() for piece in pieces)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
