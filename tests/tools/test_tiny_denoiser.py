@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import attrs
 import pytest
 import torch
 
+from tiny_h3.companion import Companion
 from tiny_h3.denoiser import Denoiser, Noised, batch_layout, hidden_matrices, new_parameters
+from tiny_h3.guidance import Guidance
+from tiny_h3.model import Model
 from tiny_h3.muon import Optimiser, orthogonalise
 from tiny_h3.sampler import Rows, needed_velocities, sample, step
 from tiny_h3.sizes import TOY
-from tiny_h3.stage import learning_rate
-from tiny_h3.tasks import Example, draw_base, draw_noise, shifted
+from tiny_h3.stage import Budget, Progress, learning_rate
+from tiny_h3.tasks import Example, draw_base, draw_noise, noised_at, shifted
 from tiny_h3.text_encoder import TextEncoder
-from tiny_h3.train_denoiser import Model, flow_loss
+from tiny_h3.train_denoiser import flow_loss
 from vflash.domain.model_facts import DenoiserFacts
 from vflash.domain.packing import Condition, Keyframe, PictureBlock, pack
 from vflash.model.positions import PackedIndex, Role, index_rows
@@ -118,7 +124,8 @@ def test_training_and_sampling_agree_on_every_convention() -> None:
     for number in range(260):
         loss, _ = flow_loss(model, example)
         loss.backward()
-        optimiser.step(learning_rate(1.0, number / 260, number, warmup=20))
+        optimiser.schedule(learning_rate(1.0, number / 260, number, warmup=20))
+        optimiser.step()
     noise = draw_noise(example)
     for evaluations in (16, 4):
         rows = sample(model, example, noise, evaluations)
@@ -158,3 +165,58 @@ def test_orthogonalised_updates_have_even_singular_values() -> None:
         assert values.min() > 0.3
         assert values.max() < 1.4
         assert (even * matrices).sum() > 0
+
+
+def test_guidance_pushes_away_from_what_is_unsaid() -> None:
+    """The target of text alone moves by (scale - 1) times what the caption changes; a picture's rows do not."""
+    torch.manual_seed(2)
+    facts = DenoiserFacts(**TOY.transformer)
+    layout = batch_layout(packed([], torch.ones(3, dtype=torch.int64), frames=1, width=4), facts, CPU, torch.float32)
+    parameters = new_parameters(TOY.transformer, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for value in parameters.values():
+            value.add_(0.1 * torch.randn_like(value))
+    model = Model(
+        facts=facts,
+        parameters=parameters,
+        encoder=TextEncoder(TOY.text, 64, image_pad=63),
+        denoiser=Denoiser(facts, torch.float32, compiled=False),
+    )
+    example = Example(
+        ids=torch.tensor([[10, 5, 6], [7, 7, 7]]),
+        condition=None,
+        layout=layout,
+        video=torch.randn(2, 4, 96),
+        audio=torch.randn(2, 8, 32),
+    )
+    noised = noised_at(example, draw_noise(example), torch.tensor([0.9, 0.4]), model.encoder)
+    push = Guidance(teacher=model, silent=7, scale=3.0).push(example, noised)
+    assert torch.equal(push[1], torch.zeros_like(push[1])), "a caption of silent tokens is what is unsaid"
+    said = model.denoiser.velocities(parameters, noised, layout)[0]
+    unsaid_text = model.encoder(torch.full_like(example.ids, 7))
+    unsaid = model.denoiser.velocities(parameters, attrs.evolve(noised, text=unsaid_text), layout)[0]
+    assert torch.allclose(push, 2.0 * (said - unsaid), atol=1e-6)
+    assert push[0].abs().max() > 1e-4
+
+
+def test_two_trainings_draw_together(tmp_path: Path) -> None:
+    """A follower first takes the leader's values; then each goes half-way to the other; it ends when that does."""
+    first, second = [torch.zeros(3), torch.zeros(2, 2)], [torch.ones(3), torch.full((2, 2), 5.0)]
+    leader = Companion(folder=tmp_path, parameters=first, leads=True)
+    follower = Companion(folder=tmp_path, parameters=second, leads=False)
+    paces = [Progress(budget=Budget(steps=10)), Progress(budget=Budget())]
+    leader.exchange(paces[0])
+    follower.wait_for_leader()
+    follower.exchange(paces[1])
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    second[0].fill_(4.0)
+    paces[0].step = 5
+    follower.exchange(paces[1])
+    assert torch.equal(second[0], torch.full((3,), 2.0))
+    leader.exchange(paces[0])
+    assert torch.equal(first[0], torch.full((3,), 1.0))
+    follower.exchange(paces[1])
+    assert (paces[1].share, paces[1].done) == (0.5, False)
+    leader.leave()
+    follower.exchange(paces[1])
+    assert paces[1].done

@@ -11,7 +11,7 @@ from pathlib import Path
 from tiny_h3.asset import pack_checkpoint, pack_run
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
 from tiny_h3.export import export_checkpoint, size_of
-from tiny_h3.run import RunPlan, judge_run, run
+from tiny_h3.run import RunPlan, follow_run, judge_run, run
 from tiny_h3.sizes import FULL, TOY
 from tiny_h3.stage import Budget
 from tiny_h3.video_vae import VideoVaeJob, train_video_vae
@@ -19,7 +19,7 @@ from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tiny_h3", description=__doc__)
-    parser.add_argument("stage", choices=("all", "video-vae", "audio-vae", "judge", "export", "pack"))
+    parser.add_argument("stage", choices=("all", "follow", "video-vae", "audio-vae", "judge", "export", "pack"))
     parser.add_argument("--folder", type=Path, help="states, logs and sheets; a run goes on from it")
     parser.add_argument("--checkpoint", type=Path, help="`pack` this exported folder instead of a run's states")
     parser.add_argument("--output", type=Path, help="the new folder that `export` or `pack` writes")
@@ -60,7 +60,7 @@ def main() -> None:
             prompts=args.prompts,
             compiled=not args.no_compile,
         )
-        (judge_run if args.stage == "judge" else run)(plan)
+        {"all": run, "follow": follow_run, "judge": judge_run}[args.stage](plan)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from tiny_h3.codecs import Codecs
-from tiny_h3.prompts import Prompt, pictures, prompt_set
+from tiny_h3.guidance import Guidance
+from tiny_h3.model import Model
+from tiny_h3.prompts import HELD_OUT_SEED, Prompt, pictures, prompt_set
 from tiny_h3.sampler import Rows, sample
 from tiny_h3.sizes import LATENT_CHANNELS, PATCH
 from tiny_h3.tasks import LATENT_FRAMES, Laying, Noise, Task
 from tiny_h3.text import Presenter
-from tiny_h3.train_denoiser import Model
 from tiny_h3.world import AUDIO_LATENTS, FPS, SAMPLE_RATE_HZ, render_audio, render_video
 from vflash.model.patching import unpatchify
 from vflash_adapters.judge.description import Description
@@ -64,14 +65,16 @@ def evaluate(
     canvas: tuple[int, int] = (96, 128),
     count: int = 64,
     parameters: Mapping[str, torch.Tensor] | None = None,
+    guidance: Guidance | None = None,
+    seed: int = HELD_OUT_SEED,
     workers: Executor | None = None,
 ) -> tuple[Scores, list[Sampled]]:
     """Scores over the fixed prompts, and the clips themselves. `workers` judge beside each other."""
     device = next(iter(model.parameters.values())).device
     laying = Laying(presenter, model.facts, device, model.denoiser.dtype)
     made: list[Sampled] = []
-    for group in _by_length(prompt_set(task, count), presenter):
-        rows = _sample_group(model, codecs, laying, group, canvas, evaluations, parameters)
+    for group in _by_length(prompt_set(task, count, seed=seed), presenter):
+        rows = _sample_group(model, codecs, laying, group, canvas, evaluations, parameters, guidance)
         made += _decode(codecs, rows, [prompt for prompt, _ in group], canvas)
     scores = Scores()
     spread = map if workers is None else workers.map
@@ -112,6 +115,7 @@ def _sample_group(
     canvas: tuple[int, int],
     evaluations: int,
     parameters: Mapping[str, torch.Tensor] | None,
+    guidance: Guidance | None,
 ) -> Rows:
     device, count = laying.device, len(group)
     given: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -130,7 +134,7 @@ def _sample_group(
         group[0][0].task, canvas, prompts, pictures=conditions, video=empty["video"], audio=empty["audio"]
     )
     noise = _own_noise(empty, [prompt.number for prompt, _ in group])
-    return sample(model, example, noise, evaluations, parameters)
+    return sample(model, example, noise, evaluations, parameters, guidance)
 
 
 def _own_noise(empty: Mapping[str, torch.Tensor], numbers: list[int]) -> Noise:

@@ -14,10 +14,10 @@ import attrs
 import torch
 from safetensors.torch import load_file
 
+from tiny_h3.model import TEXT
 from tiny_h3.sizes import ACTIVE_TEXT_LAYERS
 from tiny_h3.stage import State, load_state
 from tiny_h3.text import MERGES, corpus
-from tiny_h3.train_denoiser import TEXT
 from vflash_adapters.tiny_checkpoint import Dimensions, StoredDtype, write_tiny_checkpoint
 from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32, cast_stored, save_shards
 

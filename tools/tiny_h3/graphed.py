@@ -1,12 +1,23 @@
-"""A training step as one CUDA graph: thousands of small launches become one."""
+"""A training step as CUDA graphs: thousands of small launches become one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
+from attrs import define, field
 
 _WARM_UP = 4
+
+
+@define(kw_only=True, eq=False)
+class Capture:
+    """The stream and the memory that all graphs of one training share, and why the last capture failed."""
+
+    stream: torch.cuda.Stream = field(factory=torch.cuda.Stream)
+    pool: Any = field(factory=torch.cuda.graph_pool_handle)
+    failure: str = ""
 
 
 class GraphedStep:
@@ -14,30 +25,44 @@ class GraphedStep:
 
     On a GPU everything that touches the parameters must go through it from the first call on: autograd ties a
     parameter to the stream of its first backward, which must be the captured one. The update must not read the device
-    from the host nor draw random numbers, and its optimiser must be capturable. If the capture fails, `failure` says
-    so and the step goes on as a plain call: it is slower, and nothing else changes.
+    from the host, its random numbers come from the device's own generator, and its optimiser must be capturable. If a
+    capture fails, `failure` says so and the steps go on as plain calls: slower, and nothing else changes.
     """
 
-    def __init__(self, update: Callable[..., torch.Tensor], *examples: torch.Tensor) -> None:
-        self.update = update
-        self.graphed = examples[0].is_cuda
+    def __init__(
+        self,
+        update: Callable[..., torch.Tensor],
+        *examples: torch.Tensor,
+        capture: Capture | None = None,
+        warm_up: int = _WARM_UP,
+    ) -> None:
+        self.update, self.warm_up = update, warm_up
+        on_gpu = examples[0].is_cuda
         self.static = [example.clone() for example in examples]
         self.calls = 0
-        self.stream = torch.cuda.Stream() if self.graphed else None
+        self.capture = (capture or Capture()) if on_gpu else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result = torch.zeros(0)
-        self.failure = ""
+
+    @property
+    def failure(self) -> str:
+        return self.capture.failure if self.capture is not None else ""
+
+    @property
+    def graphed(self) -> bool:
+        return self.graph is not None
 
     def __call__(self, *batch: torch.Tensor) -> torch.Tensor:
-        if self.stream is None:
+        """With several graphs over one `Capture`, the result holds until the next call of any of them."""
+        if self.capture is None:
             return self.update(*batch)
         for static, given in zip(self.static, batch, strict=True):
             static.copy_(given)
         self.calls += 1
-        if self.graphed and self.graph is None and self.calls > _WARM_UP:
-            self._capture()
+        if self.graph is None and self.calls > self.warm_up and not self.failure:
+            self._record(self.capture)
         if self.graph is None:
-            return self._plain(self.stream)
+            return self._plain(self.capture.stream)
         self.graph.replay()
         return self.result
 
@@ -48,13 +73,39 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
-    def _capture(self) -> None:
+    def _record(self, capture: Capture) -> None:
+        """Without `torch.cuda.graph`, which collects garbage and empties the cache for every one of many graphs."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        try:
-            with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.stream(capture.stream):
+            graph.capture_begin(pool=capture.pool)
+            try:
                 self.result = self.update(*self.static)
-        except Exception as error:  # whatever a library raises in there, the plain call goes on
-            self.graphed, self.failure = False, str(error)[:300]
-            return
-        self.graph = graph
+            except Exception as error:  # whatever a library raises in there, the plain call goes on
+                capture.failure = str(error)[:300] or type(error).__name__
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                capture.failure = capture.failure or str(error)[:300]
+        if not capture.failure:
+            self.graph = graph
+
+
+class GraphedSteps:
+    """A `GraphedStep` for each kind of batch, made when it first comes: `steps(key, update, *batch)`."""
+
+    def __init__(self, device: torch.device, *, warm_up: int = 2) -> None:
+        self.capture = Capture() if device.type == "cuda" else None
+        self.warm_up = warm_up
+        self.steps: dict[Hashable, GraphedStep] = {}
+
+    def __call__(self, key: Hashable, update: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
+        if key not in self.steps:
+            self.steps[key] = GraphedStep(update, *batch, capture=self.capture, warm_up=self.warm_up)
+        return self.steps[key](*batch)
+
+    def state(self) -> str:
+        """How many graphs there are, or why there are none."""
+        if self.capture is None:
+            return "none on a CPU"
+        return self.capture.failure or f"{sum(step.graphed for step in self.steps.values())} of {len(self.steps)}"

@@ -14,11 +14,12 @@ from attrs import frozen
 
 from tiny_h3.codecs import Codecs
 from tiny_h3.evaluate import Sampled, evaluate
+from tiny_h3.model import Model, open_model
 from tiny_h3.sheet import Strip, drawn
 from tiny_h3.stage import Log
 from tiny_h3.tasks import Task
 from tiny_h3.text import Presenter
-from tiny_h3.train_denoiser import KEYFRAMES_ONLY, Model, open_model
+from tiny_h3.train_denoiser import KEYFRAMES_ONLY
 from tiny_h3.turbo import EVALUATIONS, load_adapter, merged
 from vflash_adapters.tiny_checkpoint import Dimensions
 
@@ -41,7 +42,7 @@ class JudgedRun:
 def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: torch.device, log: Log) -> None:
     """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
     results: dict[str, dict[str, float]] = {}
-    with _judges(device) as workers:
+    with judges(device) as workers:
         for label, task, evaluations, model, parameters in _runs(plan, presenter, device):
             scores, made = evaluate(
                 model,
@@ -85,7 +86,7 @@ def _strip(sampled: Sampled) -> Strip:
 
 
 @contextmanager
-def _judges(device: torch.device) -> Iterator[Executor | None]:
+def judges(device: torch.device) -> Iterator[Executor | None]:
     """Judging is CPU work: beside a GPU it runs in processes of its own."""
     if device.type != "cuda":
         yield None

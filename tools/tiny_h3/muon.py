@@ -17,7 +17,8 @@ _MOMENTUM = 0.95
 
 
 class Muon:
-    """`matrices` all 2-D. `step(rate)` applies one update and leaves gradients alone."""
+    """`matrices` all 2-D. `step(rate)` applies one update and leaves gradients alone; `rate` is a tensor of no
+    dimensions on their device, so that a CUDA graph can hold the step."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
         groups: dict[tuple[int, ...], list[torch.Tensor]] = defaultdict(list)
@@ -28,7 +29,7 @@ class Muon:
         self.weight_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
+    def step(self, rate: torch.Tensor) -> None:
         for matrices, momenta in zip(self.groups, self.momenta, strict=True):
             gradients = [m.grad for m in matrices if m.grad is not None]
             assert len(gradients) == len(matrices)
@@ -36,9 +37,9 @@ class Muon:
             nesterov = torch._foreach_lerp(gradients, momenta, _MOMENTUM)
             rows, columns = matrices[0].shape
             updates = orthogonalise(torch.stack(list(nesterov)))
-            scale = rate * max(1.0, rows / columns) ** 0.5
+            updates = updates.to(matrices[0].dtype) * (-rate * max(1.0, rows / columns) ** 0.5)
             torch._foreach_mul_(matrices, 1.0 - rate * self.weight_decay)
-            torch._foreach_add_(matrices, list(updates.to(matrices[0].dtype).unbind(0)), alpha=-scale)
+            torch._foreach_add_(matrices, list(updates.unbind(0)))
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
@@ -56,7 +57,7 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Optimiser:
-    """Muon on the `hidden` matrices, by name, AdamW on everything else; one schedule scales both rates."""
+    """Muon on the `hidden` matrices, by name, AdamW on everything else. `schedule(share)` scales both rates."""
 
     def __init__(
         self,
@@ -70,19 +71,27 @@ class Optimiser:
         assert all(parameters[name].ndim == 2 for name in names)
         self.parameters = list(parameters.values())
         self.matrix_rate, self.other_rate = matrix_rate, other_rate
+        device = self.parameters[0].device
+        self.share, self.adam_rate = torch.zeros((), device=device), torch.zeros((), device=device)
         self.muon = Muon(parameters[name] for name in names)
         rest = [value for name, value in parameters.items() if name not in names]
-        self.adam = torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.98), weight_decay=1e-3, fused=rest[0].is_cuda)
+        on_gpu = device.type == "cuda"
+        self.adam = torch.optim.AdamW(
+            rest, lr=self.adam_rate, betas=(0.9, 0.98), weight_decay=1e-3, fused=on_gpu, capturable=on_gpu
+        )
 
-    def step(self, share_of_peak: float) -> None:
+    def schedule(self, share_of_peak: float) -> None:
+        """For the steps to come; a captured step reads it too."""
+        self.share.fill_(share_of_peak)
+        self.adam_rate.fill_(self.other_rate * share_of_peak)
+
+    def step(self) -> None:
         """Clip, update, and drop the gradients. A gradient that is not finite is no update, not the end of the run."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for group in self.adam.param_groups:
-            group["lr"] = self.other_rate * share_of_peak
         self.adam.step()
-        self.muon.step(self.matrix_rate * share_of_peak)
+        self.muon.step(self.matrix_rate * self.share)
         for parameter in self.parameters:
             parameter.grad = None

@@ -19,6 +19,8 @@ LAST_FRAME = 119
 """The last delivered frame: what a last keyframe shows."""
 REFERENCE_EDGE = 64
 CAPTIONS_EACH = 3
+SECOND_CHANCE = 0.5
+"""More second objects than the world has otherwise: they are the hardest to learn from text."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -95,7 +97,7 @@ class _Builder:
         self.count = 0
 
     def add(self, count: int, seed: int, video: VideoCodec, audio: AudioScale, device: torch.device) -> None:
-        cpu_scenes = draw_scenes(count, seed)
+        cpu_scenes = draw_scenes(count, seed, second_chance=SECOND_CHANCE)
         scenes, (height, width) = cpu_scenes.to(device), self.canvas
         pixels = render_video(scenes, height, width)
         single = {

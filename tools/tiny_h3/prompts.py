@@ -19,6 +19,8 @@ from vflash_adapters.judge.write import Language, write_caption
 
 HELD_OUT_SEED = 64_000_000
 """Far from every training seed."""
+CHOICE_SEED = 63_000_000
+"""For choices made while training, so that the gate's prompts decide nothing."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,12 +34,12 @@ class Prompt:
     expected: Description
 
 
-def prompt_set(task: Task, count: int = 64) -> list[Prompt]:
-    """The same for the same task and count; every third prompt is Chinese."""
-    scenes = draw_scenes(count, HELD_OUT_SEED)
+def prompt_set(task: Task, count: int = 64, *, seed: int = HELD_OUT_SEED) -> list[Prompt]:
+    """The same for the same task, count and seed; every third prompt is Chinese."""
+    scenes = draw_scenes(count, seed)
     prompts = []
     for number, description in enumerate(describe(scenes)):
-        rng = Random(HELD_OUT_SEED + number)
+        rng = Random(seed + number)
         said = description
         if task is Task.REF2VA:
             said = attrs.evolve(description, shape=None, colour=None, size=None, from_picture=True)

@@ -9,8 +9,9 @@ import torch
 from attrs import frozen
 
 from tiny_h3.denoiser import Noised
+from tiny_h3.guidance import Guidance
+from tiny_h3.model import Model
 from tiny_h3.tasks import AUDIO_SHIFT, VIDEO_SHIFT, Example, Noise, shifted
-from tiny_h3.train_denoiser import Model
 
 
 @frozen(kw_only=True, eq=False)
@@ -26,12 +27,18 @@ def grid(start: float, end: float, evaluations: int, device: torch.device) -> to
 
 @torch.no_grad()
 def sample(
-    model: Model, example: Example, noise: Noise, evaluations: int, parameters: Mapping[str, torch.Tensor] | None = None
+    model: Model,
+    example: Example,
+    noise: Noise,
+    evaluations: int,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+    guidance: Guidance | None = None,
 ) -> Rows:
-    """From pure noise to data. `parameters` stand in for the model's own (a LoRA merged in, say)."""
+    """From pure noise to data. `parameters` stand in for the model's own (a LoRA merged in, say); `guidance` is added
+    at every evaluation."""
     places = grid(1.0, 0.0, evaluations, example.video.device)
     start = Rows(audio=noise.audio, video=noise.video)
-    return integrate(model, example, start, places, model.encoder(example.ids), parameters)
+    return integrate(model, example, start, places, model.encoder(example.ids), parameters, guidance)
 
 
 @torch.no_grad()
@@ -42,12 +49,15 @@ def integrate(
     places: torch.Tensor,
     text: torch.Tensor,
     parameters: Mapping[str, torch.Tensor] | None = None,
+    guidance: Guidance | None = None,
 ) -> Rows:
     """Euler steps along `places` of the unshifted grid."""
     for now, following in pairwise(places):
         noised = at_place(example, rows, now, text)
-        velocities = model.denoiser.velocities(parameters or model.parameters, noised, example.layout)
-        rows = step(rows, velocities, now, following)
+        video, audio = model.denoiser.velocities(parameters or model.parameters, noised, example.layout)
+        if guidance is not None:
+            video = video + guidance.push(example, noised)
+        rows = step(rows, (video, audio), now, following)
     return rows
 
 

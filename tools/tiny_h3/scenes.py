@@ -84,7 +84,7 @@ class Scenes:
         return torch.isin(self.motion, wanted)
 
 
-def draw_scenes(count: int, seed: int) -> Scenes:
+def draw_scenes(count: int, seed: int, *, second_chance: float = SECOND_CHANCE) -> Scenes:
     """The same scenes for the same seed, on the CPU; every category about equally often."""
     source = _Source(count, torch.Generator().manual_seed(seed))
     triples = torch.tensor(_TRIPLES)[source.pick(len(_TRIPLES))]
@@ -102,7 +102,7 @@ def draw_scenes(count: int, seed: int) -> Scenes:
         motion=motion,
         pitch=source.pick(len(PITCHES)),
         rhythm=rhythm,
-        has_second=source.uniform(0.0, 1.0) < SECOND_CHANCE,
+        has_second=source.uniform(0.0, 1.0) < second_chance,
         second_shape=source.pick(len(SHAPES)),
         second_colour=triples[:, 2],
         corner=source.pick(len(CORNERS)),

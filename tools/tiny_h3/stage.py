@@ -29,15 +29,17 @@ class Budget:
 
 @define(kw_only=True)
 class Progress:
-    """0 at the start, 1 when the budget is used up. Schedules are functions of it, so that a stage always ends."""
+    """0 at the start, 1 when the budget is used up or somebody has told so. Schedules are functions of it, so that a
+    stage always ends."""
 
     budget: Budget
     step: int = 0
+    told: float = 0.0
     begin: float = field(factory=time.perf_counter)
 
     @property
     def share(self) -> float:
-        shares = [0.0]
+        shares = [self.told]
         if self.budget.seconds is not None:
             shares.append((time.perf_counter() - self.begin) / max(self.budget.seconds, 1e-9))
         if self.budget.steps is not None:

@@ -20,6 +20,8 @@ from vflash.model.positions import index_rows
 
 LATENT_FRAMES = 37
 VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
+UNSAID = 0.1
+"""Share of captions that text alone is not told, so that guidance knows what the caption adds."""
 
 
 class Task(StrEnum):
@@ -62,10 +64,18 @@ class Laying:
         self.presenter, self.facts, self.device, self.dtype = presenter, facts, device, dtype
         self.layout = lru_cache(maxsize=None)(self._layout)
         self.prefix = lru_cache(maxsize=None)(presenter.pictures)
+        self.head = lru_cache(maxsize=None)(self._head)
 
-    def example(self, pool: Pool, task: Task, batch: int, generator: torch.Generator) -> Example:
+    def draw(self, pool: Pool, task: Task, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clip numbers [batch] and caption ids [batch, length], on the device."""
         clips, prompts = pool.draw(batch, generator, pictured=task is Task.REF2VA)
-        clips = clips.to(self.device)
+        if task is Task.T2VA:
+            unsaid = torch.rand(batch, 1, generator=generator) < UNSAID
+            prompts = torch.where(unsaid, self.presenter.silent, prompts)
+        return clips.to(self.device), prompts.to(self.device)
+
+    def example(self, pool: Pool, task: Task, clips: torch.Tensor, prompts: torch.Tensor) -> Example:
+        """Of what `draw` gave. Nothing is drawn or copied on the host, so that a CUDA graph can hold it."""
         chosen = {name: getattr(pool, name)[clips].float() for name, _ in _CONDITIONS[task]}
         return self.assemble(
             task, (pool.height, pool.width), prompts, pool.video[clips].float(), pool.audio[clips].float(), chosen
@@ -81,20 +91,22 @@ class Laying:
         pictures: dict[str, torch.Tensor],
     ) -> Example:
         """`pictures`: clean rows by the task's own condition names; they are noised here."""
-        ids, _ = self.prefix(pictures_of(task))
-        head = torch.tensor(ids, dtype=torch.int64).expand(len(prompts), -1)
+        head = self.head(task).expand(len(prompts), -1)
         clean = [pictures[name] for name, _ in _CONDITIONS[task]]
         condition = None
         if clean:
             rows = torch.cat(clean, dim=1)
             condition = CONDITION_T * rows + (1.0 - CONDITION_T) * torch.randn_like(rows)
         return Example(
-            ids=torch.cat([head, prompts], dim=1).to(self.device),
+            ids=torch.cat([head, prompts.to(self.device)], dim=1),
             condition=condition,
             audio=audio,
             video=video,
             layout=self.layout(task, canvas, prompts.shape[1]),
         )
+
+    def _head(self, task: Task) -> torch.Tensor:
+        return torch.tensor(self.prefix(pictures_of(task))[0], dtype=torch.int64, device=self.device)
 
     def _layout(self, task: Task, canvas: tuple[int, int], prompt_rows: int) -> BatchLayout:
         ids, tags = self.prefix(pictures_of(task))
@@ -144,7 +156,7 @@ def draw_base(count: int, device: torch.device) -> torch.Tensor:
     sigma = torch.rand(count, device=device)
     low = sigma / (VIDEO_SHIFT - (VIDEO_SHIFT - 1.0) * sigma)
     kind = torch.rand(count, device=device)
-    base = torch.where(kind < 0.2, low, even[torch.randperm(count, device=device)])
+    base = torch.where(kind < 0.2, low, even[torch.rand(count, device=device).argsort()])
     return torch.where(kind > 0.97, 1.0, base).clamp(min=1e-4)
 
 

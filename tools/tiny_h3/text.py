@@ -72,6 +72,13 @@ class Presenter:
     def image_pad(self) -> int:
         return self._picture[1]
 
+    @property
+    def silent(self) -> int:
+        """The token that a caption of nothing is made of."""
+        number = self.tokenizer.token_to_id("<|endoftext|>")
+        assert number is not None
+        return int(number)
+
     def prompts(self, captions: Sequence[str]) -> list[list[int]]:
         return [e.ids for e in self.tokenizer.encode_batch(list(captions), add_special_tokens=False)]
 

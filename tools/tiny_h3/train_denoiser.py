@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import frozen
 
-from tiny_h3.denoiser import Denoiser, hidden_matrices, new_parameters
+from tiny_h3.companion import EVERY_STEPS, Companion
+from tiny_h3.denoiser import hidden_matrices
+from tiny_h3.graphed import GraphedSteps
+from tiny_h3.guidance import Guidance
+from tiny_h3.model import TEXT, Model, open_model
 from tiny_h3.muon import Optimiser
 from tiny_h3.pool import Pool
-from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate, load_state, save_state
+from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate, save_state
 from tiny_h3.tasks import Example, Laying, Task, draw_base, draw_noise, noised_at
 from tiny_h3.text import Presenter
-from tiny_h3.text_encoder import TextEncoder
-from vflash.domain.model_facts import DenoiserFacts
 from vflash_adapters.tiny_checkpoint import Dimensions
 
 MATRIX_RATE, OTHER_RATE = 0.02, 2e-3
 AVERAGE = 0.998
 SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10)
-TEXT = "text_encoder."
-JOINT = {Task.T2VA: 0.36, Task.I2VA: 0.16, Task.L2VA: 0.10, Task.FL2VA: 0.12, Task.REF2VA: 0.26}
+JOINT = {Task.T2VA: 0.48, Task.I2VA: 0.12, Task.L2VA: 0.10, Task.FL2VA: 0.08, Task.REF2VA: 0.22}
 KEYFRAMES_ONLY = {Task.T2VA: 0.45, Task.I2VA: 0.22, Task.L2VA: 0.15, Task.FL2VA: 0.18}
 REFERENCES_ONLY = {Task.REF2VA: 1.0}
 REFERENCE_PARTS = ("transformer_blocks.7.", "token_refiner.", "norm1.weight", "norm2.weight", "proj_in", "proj_out")
@@ -33,7 +34,9 @@ REFERENCE_PARTS = ("transformer_blocks.7.", "token_refiner.", "norm1.weight", "n
 
 @frozen(kw_only=True)
 class DenoiserJob:
-    """`start` is where to begin when `state` does not exist. Trained are the names that hold one of `only`."""
+    """`start` is where to begin when `state` does not exist. Trained are the names that hold one of `only`. With
+    `scale` other than 1, text alone learns the guided velocity of the model in `start`. `company` is where it meets
+    another training of the same model, which `leads` or follows."""
 
     sizes: Dimensions
     state: Path
@@ -46,107 +49,118 @@ class DenoiserJob:
     batch: int = 64
     seed: int = 3
     rate: float = 1.0
+    scale: float = 1.0
+    company: Path | None = None
+    leads: bool = True
     compiled: bool = False
-
-
-@frozen(kw_only=True, eq=False)
-class Model:
-    """Everything trainable of one denoiser, and how to run it."""
-
-    facts: DenoiserFacts
-    parameters: dict[str, torch.nn.Parameter]
-    encoder: TextEncoder
-    denoiser: Denoiser
-
-    def everything(self) -> dict[str, torch.nn.Parameter]:
-        text = {TEXT + name: value for name, value in self.encoder.named_parameters()}
-        return {**self.parameters, **text}
-
-
-def open_model(
-    sizes: Dimensions, presenter: Presenter, state: Path | None, device: torch.device, *, seed: int = 0, compiled: bool
-) -> tuple[Model, dict[str, Any]]:
-    """From a state file, or fresh."""
-    torch.manual_seed(seed)
-    facts = DenoiserFacts(**sizes.transformer)
-    vocabulary = padded_vocabulary(presenter)
-    encoder = TextEncoder(sizes.text, vocabulary, presenter.image_pad)
-    values = new_parameters(sizes.transformer, torch.Generator().manual_seed(seed))
-    stored: dict[str, Any] = {}
-    if state is not None:
-        tensors, stored = load_state(state)
-        with torch.no_grad():
-            for name, value in values.items():
-                value.copy_(tensors[name])
-        encoder.load_state_dict({k.removeprefix(TEXT): v for k, v in tensors.items() if k.startswith(TEXT)})
-    parameters = {name: torch.nn.Parameter(value.detach().to(device)) for name, value in values.items()}
-    denoiser = Denoiser(facts, compute_dtype(device), compiled=compiled)
-    return Model(facts=facts, parameters=parameters, encoder=encoder.to(device), denoiser=denoiser), stored
-
-
-def padded_vocabulary(presenter: Presenter) -> int:
-    """As the checkpoint's config pads it."""
-    return -(-presenter.tokenizer.get_vocab_size() // 64) * 64
 
 
 def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, device: torch.device) -> None:
     """Goes on from `state`, else from `start`, else from nothing. Saves the moving average."""
     source = next((path for path in (job.state, job.start) if path is not None and path.exists()), None)
     model, facts = open_model(job.sizes, presenter, source, device, seed=job.seed, compiled=job.compiled)
-    trained = {k: v for k, v in model.everything().items() if any(part in k for part in job.only)}
-    untouched = [v for k, v in model.everything().items() if k not in trained]
-    hidden = hidden_matrices({name: value for name, value in trained.items() if not name.startswith(TEXT)})
-    optimiser = Optimiser(trained, hidden, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
-    average = {name: value.detach().clone() for name, value in model.everything().items()}
-    laying = Laying(presenter, model.facts, device, compute_dtype(device))
+    training = _Training(job, model, presenter, device)
     done = int(facts.get("steps", 0)) if source == job.state else 0
     generator = torch.Generator().manual_seed(job.seed + done)
     log, progress, saved = Log(path=job.log, stage=job.stage), Progress(budget=job.budget), 0.0
+    company = _company(job, training)
     while not progress.done:
-        example, task = draw_example(job, pools, laying, generator)
-        loss, parts = flow_loss(model, example)
-        loss.backward()
-        for value in untouched:
-            value.grad = None  # asked for all the same: the compiled block is then the one of the stage before
-        optimiser.step(job.rate * learning_rate(1.0, progress.share, progress.step))
-        _follow(average, trained, min(AVERAGE, progress.step / (progress.step + 20)))
+        if company is not None and progress.step % EVERY_STEPS == 0:
+            company.exchange(progress)
+        task, number = draw_kind(job.mixture, pools, generator)
+        parts = training.step(progress, task, pools[number], number, generator)
         progress.step += 1
-        if progress.step % 50 == 0 or progress.step in FIRST_LOGGED:
-            log.write(step=done + progress.step, share=progress.share, task=task, **_floats(parts))
+        if progress.step % 50 == 0 or progress.step in FIRST_LOGGED or progress.done:
+            graphs = training.steps.state()
+            log.write(step=done + progress.step, share=progress.share, task=task, graphs=graphs, **_named(parts))
         if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
             saved = progress.share
-            save_state(job.state, average, {"steps": done + progress.step}, torch.bfloat16)
-    save_state(job.state, average, {"steps": done + progress.step}, torch.bfloat16)
-    log.write(step=done + progress.step, share=1.0, task=task, **_floats(parts))
+            save_state(job.state, training.average, {"steps": done + progress.step}, torch.bfloat16)
+    if company is not None:
+        company.leave()
+    save_state(job.state, training.average, {"steps": done + progress.step}, torch.bfloat16)
 
 
-def draw_example(
-    job: DenoiserJob, pools: list[Pool], laying: Laying, generator: torch.Generator
-) -> tuple[Example, Task]:
-    tasks = list(job.mixture)
-    shares = torch.tensor([job.mixture[task] for task in tasks])
-    task = tasks[int(torch.multinomial(shares, 1, generator=generator))]
+class _Training:
+    """One optimiser step on a batch of one task, canvas and caption length; a CUDA graph for each such kind."""
+
+    def __init__(self, job: DenoiserJob, model: Model, presenter: Presenter, device: torch.device) -> None:
+        self.job, self.model, self.steps = job, model, GraphedSteps(device)
+        everything = model.everything()
+        self.trained = {k: v for k, v in everything.items() if any(part in k for part in job.only)}
+        self.untouched = [v for k, v in everything.items() if k not in self.trained]
+        hidden = hidden_matrices({name: value for name, value in self.trained.items() if not name.startswith(TEXT)})
+        self.optimiser = Optimiser(self.trained, hidden, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
+        self.average = {name: value.detach().clone() for name, value in everything.items()}
+        self.following = torch.zeros((), device=device)
+        self.laying = Laying(presenter, model.facts, device, compute_dtype(device))
+        self.guidance = _guidance(job, presenter, device)
+
+    def step(self, progress: Progress, task: Task, pool: Pool, number: int, generator: torch.Generator) -> torch.Tensor:
+        """Losses [3]: both, video, audio; read them before the next step."""
+        self.optimiser.schedule(self.job.rate * learning_rate(1.0, progress.share, progress.step))
+        self.following.fill_(1.0 - min(AVERAGE, (progress.step) / (progress.step + 20)))
+        clips, prompts = self.laying.draw(pool, task, self.job.batch, generator)
+        update = partial(self._update, pool, task)
+        return self.steps((task, number, prompts.shape[1]), update, clips, prompts)
+
+    def _update(self, pool: Pool, task: Task, clips: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+        loss, parts = flow_loss(self.model, self.laying.example(pool, task, clips, prompts), self.guidance)
+        loss.backward()
+        for value in self.untouched:
+            value.grad = None  # asked for all the same: the compiled block is then the one of the stage before
+        self.optimiser.step()
+        _follow([self.average[name] for name in self.trained], list(self.trained.values()), self.following)
+        return parts
+
+
+def _company(job: DenoiserJob, training: _Training) -> Companion | None:
+    if job.company is None:
+        return None
+    company = Companion(folder=job.company, parameters=list(training.trained.values()), leads=job.leads)
+    if not job.leads:
+        company.wait_for_leader()
+    return company
+
+
+def _guidance(job: DenoiserJob, presenter: Presenter, device: torch.device) -> Guidance | None:
+    if job.scale == 1.0:
+        return None
+    assert job.start is not None
+    teacher, _ = open_model(job.sizes, presenter, job.start, device, compiled=False)
+    return Guidance(teacher=teacher, silent=presenter.silent, scale=job.scale)
+
+
+def draw_kind(mixture: Mapping[Task, float], pools: list[Pool], generator: torch.Generator) -> tuple[Task, int]:
+    """A task by its share, and a pool's number by its clips."""
+    tasks, shares = list(mixture), torch.tensor(list(mixture.values()))
     counts = torch.tensor([float(pool.count) for pool in pools])
-    pool = pools[int(torch.multinomial(counts, 1, generator=generator))]
-    return laying.example(pool, task, job.batch, generator), task
+    task = tasks[int(torch.multinomial(shares, 1, generator=generator))]
+    return task, int(torch.multinomial(counts, 1, generator=generator))
 
 
-def flow_loss(model: Model, example: Example) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean squared error of both velocities against data minus noise, generated rows only."""
+def flow_loss(model: Model, example: Example, guidance: Guidance | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean squared error of both velocities against data minus noise, generated rows only; and that detached, its
+    video and its audio part, [3]."""
     noise = draw_noise(example)
     base = draw_base(example.video.shape[0], example.video.device)
     noised = noised_at(example, noise, base, model.encoder)
     video, audio = model.denoiser.velocities(model.parameters, noised, example.layout)
-    video_loss = (video - (example.video - noise.video)).square().mean()
+    wanted = example.video - noise.video
+    if guidance is not None and example.condition is None:
+        wanted = wanted + guidance.push(example, noised)
+    video_loss = (video - wanted).square().mean()
     audio_loss = (audio - (example.audio - noise.audio)).square().mean()
     loss = video_loss + audio_loss
-    return loss, {"loss": loss.detach(), "video": video_loss.detach(), "audio": audio_loss.detach()}
+    return loss, torch.stack([loss, video_loss, audio_loss]).detach()
 
 
 @torch.no_grad()
-def _follow(average: dict[str, torch.Tensor], current: Mapping[str, torch.Tensor], keep: float) -> None:
-    torch._foreach_lerp_([average[name] for name in current], [v.detach() for v in current.values()], 1.0 - keep)
+def _follow(average: list[torch.Tensor], current: list[torch.nn.Parameter], share: torch.Tensor) -> None:
+    difference = torch._foreach_sub([value.detach() for value in current], average)
+    torch._foreach_mul_(difference, share)
+    torch._foreach_add_(average, difference)
 
 
-def _floats(parts: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in parts.items()}
+def _named(parts: torch.Tensor) -> dict[str, float]:
+    return dict(zip(("loss", "video", "audio"), parts.tolist(), strict=True))

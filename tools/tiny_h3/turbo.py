@@ -14,12 +14,13 @@ import torch
 from attrs import frozen
 from safetensors.torch import save_file
 
+from tiny_h3.model import Model, open_model
 from tiny_h3.pool import Pool
 from tiny_h3.sampler import Rows, at_place, grid, integrate, needed_velocities, step
 from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate
 from tiny_h3.tasks import Example, Laying, Task, draw_noise
 from tiny_h3.text import Presenter
-from tiny_h3.train_denoiser import KEYFRAMES_ONLY, Model, open_model
+from tiny_h3.train_denoiser import KEYFRAMES_ONLY, draw_kind
 from vflash_adapters.tiny_checkpoint import Dimensions
 
 EVALUATIONS = 4
@@ -57,11 +58,9 @@ def train_turbo(job: TurboJob, pools: list[Pool], presenter: Presenter, device: 
     log, progress = Log(path=job.log, stage="turbo"), Progress(budget=job.budget)
     losses: list[float] = []
     while not progress.done:
-        tasks = list(job.mixture)
-        shares = torch.tensor(list(job.mixture.values()))
-        task = tasks[int(torch.multinomial(shares, 1, generator=generator))]
-        pool = pools[int(torch.randint(len(pools), (1,), generator=generator))]
-        example = laying.example(pool, task, job.batch, generator)
+        task, number = draw_kind(job.mixture, pools, generator)
+        drawn = laying.draw(pools[number], task, job.batch, generator)
+        example = laying.example(pools[number], task, *drawn)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(PEAK_RATE, progress.share, progress.step, warmup=20)
         losses = _trajectory(model, factors, job.rank, example, optimiser)

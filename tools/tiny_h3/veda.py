@@ -16,11 +16,11 @@ from attrs import frozen
 from safetensors.torch import save_file
 
 from tiny_h3.denoiser import BatchLayout
+from tiny_h3.model import Model, open_model
 from tiny_h3.pool import Pool
 from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate
 from tiny_h3.tasks import LATENT_FRAMES, Example, Laying, Task, draw_base, draw_noise, noised_at
 from tiny_h3.text import Presenter
-from tiny_h3.train_denoiser import Model, open_model
 from vflash_adapters.attention.veda.tiles import LEGAL_SHAPES, PAD, Extents, Span, tile_count, tile_layout
 from vflash_adapters.tiny_checkpoint import Dimensions
 
@@ -56,7 +56,7 @@ def train_veda(job: VedaJob, pools: list[Pool], presenter: Presenter, device: to
         pool = pools[progress.step % len(pools)]
         shapes = chosen[(pool.height, pool.width)]
         shapes.turn = progress.step // len(pools) % 2
-        example = laying.example(pool, Task.T2VA, job.batch, generator)
+        example = laying.example(pool, Task.T2VA, *laying.draw(pool, Task.T2VA, job.batch, generator))
         loss = _batch_loss(model, example, projections, shapes)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(PEAK_RATE, progress.share, progress.step, warmup=20)

@@ -66,7 +66,8 @@ def train_video_vae(job: VideoVaeJob) -> None:
         height, width = job.canvases[progress.step % len(job.canvases)]
         loss, parts = window_loss(vae, next(stream), height, width, compute_dtype(device))
         loss.backward()
-        optimiser.step(learning_rate(1.0, progress.share, progress.step))
+        optimiser.schedule(learning_rate(1.0, progress.share, progress.step))
+        optimiser.step()
         progress.step += 1
         if progress.step % 100 == 0 or progress.step in FIRST_LOGGED:
             log.write(step=done + progress.step, share=progress.share, **{k: float(v) for k, v in parts.items()})
