@@ -13,9 +13,9 @@ from tiny_h3.asset import pack_checkpoint, pack_run
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
 from tiny_h3.export import export_checkpoint
 from tiny_h3.model import open_model
-from tiny_h3.run import open_presenter
 from tiny_h3.sizes import TOY
 from tiny_h3.stage import Budget, save_state
+from tiny_h3.text import open_presenter
 from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 from vflash_adapters.packed.unpack import unpack_folder
 

@@ -168,7 +168,7 @@ def test_orthogonalised_updates_have_even_singular_values() -> None:
 
 
 def test_guidance_pushes_away_from_what_is_unsaid() -> None:
-    """The target of text alone moves by (scale - 1) times what the caption changes; a picture's rows do not."""
+    """The target of text alone moves by (scale - 1) times what the caption changes; that of sound stays."""
     torch.manual_seed(2)
     facts = DenoiserFacts(**TOY.transformer)
     layout = batch_layout(packed([], torch.ones(3, dtype=torch.int64), frames=1, width=4), facts, CPU, torch.float32)
@@ -190,13 +190,20 @@ def test_guidance_pushes_away_from_what_is_unsaid() -> None:
         audio=torch.randn(2, 8, 32),
     )
     noised = noised_at(example, draw_noise(example), torch.tensor([0.9, 0.4]), model.encoder)
-    push = Guidance(teacher=model, silent=7, scale=3.0).push(example, noised)
+    guidance = Guidance(teacher=model, silent=7, scale=3.0)
+    push = guidance.push(example, noised)
     assert torch.equal(push[1], torch.zeros_like(push[1])), "a caption of silent tokens is what is unsaid"
     said = model.denoiser.velocities(parameters, noised, layout)[0]
     unsaid_text = model.encoder(torch.full_like(example.ids, 7))
     unsaid = model.denoiser.velocities(parameters, attrs.evolve(noised, text=unsaid_text), layout)[0]
     assert torch.allclose(push, 2.0 * (said - unsaid), atol=1e-6)
     assert push[0].abs().max() > 1e-4
+    losses = []
+    for given in (None, guidance):
+        torch.manual_seed(4)
+        losses.append(flow_loss(model, example, given)[1])
+    assert losses[0][1] != losses[1][1]
+    assert losses[0][2] == losses[1][2], "sound is not guided"
 
 
 def test_two_trainings_draw_together(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from tiny_h3.audio_vae import AudioVaeJob, train_audio_vae
 from tiny_h3.export import export_checkpoint, size_of
 from tiny_h3.model import Model, open_model
-from tiny_h3.run import open_presenter
 from tiny_h3.sampler import sample
 from tiny_h3.sizes import PATCH, TOY
 from tiny_h3.stage import Budget, save_state
 from tiny_h3.tasks import AUDIO_LATENTS, LATENT_FRAMES, Example, Laying, Noise, Task
-from tiny_h3.text import Presenter
+from tiny_h3.text import Presenter, open_presenter
 from tiny_h3.video_vae import VideoVaeJob, train_video_vae
 from vflash.model.patching import patchify, sound_latents, unpatchify
 from vflash.model.sigmas import noise_condition

@@ -74,6 +74,10 @@ class Codecs:
     audio: AudioCodec
 
 
+def open_codecs(sizes: Dimensions, folder: Path, device: torch.device) -> Codecs:
+    return Codecs(video=open_video_codec(sizes, folder, device), audio=open_audio_codec(sizes, folder, device))
+
+
 def open_video_codec(sizes: Dimensions, folder: Path, device: torch.device) -> VideoCodec:
     """The encoder in the device's compute dtype, the decoder in float32."""
     vae, facts = open_video_vae(sizes, folder / "vae.safetensors", device)

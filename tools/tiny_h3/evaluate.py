@@ -69,7 +69,8 @@ def evaluate(
     seed: int = HELD_OUT_SEED,
     workers: Executor | None = None,
 ) -> tuple[Scores, list[Sampled]]:
-    """Scores over the fixed prompts, and the clips themselves. `workers` judge beside each other."""
+    """Scores over the fixed prompts, or over those of another `seed`, and the clips themselves. `canvas` is (height,
+    width); `parameters` stand in for the model's; `guidance` is for text alone; `workers` judge beside each other."""
     device = next(iter(model.parameters.values())).device
     laying = Laying(presenter, model.facts, device, model.denoiser.dtype)
     made: list[Sampled] = []

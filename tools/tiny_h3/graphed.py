@@ -9,6 +9,8 @@ import torch
 from attrs import define, field
 
 _WARM_UP = 4
+_WARM_UP_OF_MANY = 2
+"""For each of several graphs over one `Capture`."""
 
 
 @define(kw_only=True, eq=False)
@@ -94,14 +96,13 @@ class GraphedStep:
 class GraphedSteps:
     """A `GraphedStep` for each kind of batch, made when it first comes: `steps(key, update, *batch)`."""
 
-    def __init__(self, device: torch.device, *, warm_up: int = 2) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.capture = Capture() if device.type == "cuda" else None
-        self.warm_up = warm_up
         self.steps: dict[Hashable, GraphedStep] = {}
 
     def __call__(self, key: Hashable, update: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
         if key not in self.steps:
-            self.steps[key] = GraphedStep(update, *batch, capture=self.capture, warm_up=self.warm_up)
+            self.steps[key] = GraphedStep(update, *batch, capture=self.capture, warm_up=_WARM_UP_OF_MANY)
         return self.steps[key](*batch)
 
     def state(self) -> str:

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from attrs import frozen
 
 from tiny_h3.codecs import Codecs
 from tiny_h3.evaluate import Sampled, evaluate
+from tiny_h3.judges import judges
 from tiny_h3.model import Model, open_model
+from tiny_h3.plan import RunPlan
 from tiny_h3.sheet import Strip, drawn
 from tiny_h3.stage import Log
 from tiny_h3.tasks import Task
 from tiny_h3.text import Presenter
 from tiny_h3.train_denoiser import KEYFRAMES_ONLY
 from tiny_h3.turbo import EVALUATIONS, load_adapter, merged
-from vflash_adapters.tiny_checkpoint import Dimensions
 
 SHEET_CLIPS, SHEET_FRAMES = 16, 8
 
 
-@frozen(kw_only=True)
-class JudgedRun:
-    """What there is to judge: states in `folder`, on one canvas (height, width)."""
-
-    folder: Path
-    sizes: Dimensions
-    canvas: tuple[int, int]
-    prompts: int
-
-    def path(self, name: str) -> Path:
-        return self.folder / name
-
-
-def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: torch.device, log: Log) -> None:
+def judge_modes(plan: RunPlan, codecs: Codecs, presenter: Presenter, device: torch.device, log: Log) -> None:
     """The judge's shares by mode: sixteen evaluations, then the adapter's four; and a sheet of each."""
     results: dict[str, dict[str, float]] = {}
     with judges(device) as workers:
@@ -50,7 +33,7 @@ def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: t
                 presenter,
                 task,
                 evaluations=evaluations,
-                canvas=plan.canvas,
+                canvas=plan.canvases[0],
                 count=plan.prompts,
                 parameters=parameters,
                 workers=workers,
@@ -65,7 +48,7 @@ def judge_modes(plan: JudgedRun, codecs: Codecs, presenter: Presenter, device: t
 Run = tuple[str, Task, int, Model, "Mapping[str, torch.Tensor] | None"]
 
 
-def _runs(plan: JudgedRun, presenter: Presenter, device: torch.device) -> Iterator[Run]:
+def _runs(plan: RunPlan, presenter: Presenter, device: torch.device) -> Iterator[Run]:
     for name, tasks in (("transformer", list(KEYFRAMES_ONLY)), ("transformer_ref", [Task.REF2VA])):
         model, _ = open_model(plan.sizes, presenter, plan.path(f"{name}.safetensors"), device, compiled=False)
         for task in tasks:
@@ -83,18 +66,3 @@ def _strip(sampled: Sampled) -> Strip:
     prompt = sampled.prompt
     caption = prompt.caption if prompt.caption.isascii() else f"prompt {prompt.number}"
     return Strip(caption=caption, note="", frames=sampled.clip.frames)
-
-
-@contextmanager
-def judges(device: torch.device) -> Iterator[Executor | None]:
-    """Judging is CPU work: beside a GPU it runs in processes of its own."""
-    if device.type != "cuda":
-        yield None
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=12, mp_context=context, initializer=_one_thread) as pool:
-        yield pool
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

@@ -36,11 +36,10 @@ class Model:
 def open_model(
     sizes: Dimensions, presenter: Presenter, state: Path | None, device: torch.device, *, seed: int = 0, compiled: bool
 ) -> tuple[Model, dict[str, Any]]:
-    """From a state file, or fresh."""
+    """From a state file, or fresh; and the facts stored there. Seeds torch's own generator with `seed`."""
     torch.manual_seed(seed)
     facts = DenoiserFacts(**sizes.transformer)
-    vocabulary = padded_vocabulary(presenter)
-    encoder = TextEncoder(sizes.text, vocabulary, presenter.image_pad)
+    encoder = TextEncoder(sizes.text, padded_vocabulary(presenter), presenter.image_pad)
     values = new_parameters(sizes.transformer, torch.Generator().manual_seed(seed))
     stored: dict[str, Any] = {}
     if state is not None:

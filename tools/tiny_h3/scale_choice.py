@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiny_h3.codecs import Codecs
 from tiny_h3.evaluate import evaluate
 from tiny_h3.guidance import Guidance
-from tiny_h3.judge_modes import judges
+from tiny_h3.judges import judges
 from tiny_h3.model import Model
 from tiny_h3.prompts import CHOICE_SEED
 from tiny_h3.stage import Log
@@ -14,14 +14,16 @@ from tiny_h3.text import Presenter
 
 SCALES = (1.0, 1.5, 2.0, 3.0)
 EVALUATIONS = 8
+PROMPTS = 32
 WORTH = 0.01
 """Share of attributes that guidance must bring to be taken into the weights."""
 
 
 def best_scale(
-    model: Model, codecs: Codecs, presenter: Presenter, log: Log, *, canvas: tuple[int, int], count: int
+    model: Model, codecs: Codecs, presenter: Presenter, log: Log, *, canvas: tuple[int, int], prompts: int
 ) -> float:
-    """One of `SCALES`; 1, which is no guidance, where it brings less than `WORTH`."""
+    """One of `SCALES`; 1, which is no guidance, where it brings less than `WORTH`. `canvas` is (height, width);
+    `prompts` at most, and no more than `PROMPTS`."""
     found: dict[float, float] = {}
     with judges(codecs.video.mean.device) as workers:
         for scale in SCALES:
@@ -33,7 +35,7 @@ def best_scale(
                 Task.T2VA,
                 evaluations=EVALUATIONS,
                 canvas=canvas,
-                count=count,
+                count=min(PROMPTS, prompts),
                 guidance=guidance,
                 seed=CHOICE_SEED,
                 workers=workers,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import define, field, frozen
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32
 
 State = dict[str, torch.Tensor]
+Result = TypeVar("Result")
 
 
 @frozen(kw_only=True)
@@ -71,6 +73,15 @@ class Log:
         with self.path.open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
+
+
+def guarded(name: str, stage: Callable[[], Result], log: Log) -> Result | None:
+    """None, and a line in the log, if it fails: the stages before have saved their work, and it must not be lost."""
+    try:
+        return stage()
+    except Exception:
+        log.write(failed=name, error=traceback.format_exc()[-1500:])
+        return None
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], dtype: torch.dtype) -> None:

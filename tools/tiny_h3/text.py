@@ -14,6 +14,7 @@ from tiny_h3.scenes import describe, draw_scenes
 from vflash_adapters.judge.description import Description, Pitch, Rhythm
 from vflash_adapters.judge.lexicon import CHINESE
 from vflash_adapters.judge.write import Language, write_caption
+from vflash_adapters.tiny_checkpoint.tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -93,10 +94,14 @@ class Presenter:
         return ids, tags
 
 
-def load_presenter(tokenizer_json: Path) -> Presenter:
+def open_presenter(folder: Path) -> Presenter:
+    """The run's tokenizer, learnt at the first run."""
     from tokenizers import Tokenizer
 
-    return Presenter(tokenizer=Tokenizer.from_file(str(tokenizer_json)))
+    file = folder / "tokenizer" / "tokenizer.json"
+    if not file.exists():
+        write_tokenizer(file.parent, corpus(), MERGES)
+    return Presenter(tokenizer=Tokenizer.from_file(str(file)))
 
 
 def _sound_said(description: Description, rng: Random) -> tuple[Pitch | None, Rhythm | None]:

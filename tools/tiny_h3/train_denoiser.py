@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -62,8 +63,8 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
     training = _Training(job, model, presenter, device)
     done = int(facts.get("steps", 0)) if source == job.state else 0
     generator = torch.Generator().manual_seed(job.seed + done)
-    log, progress, saved = Log(path=job.log, stage=job.stage), Progress(budget=job.budget), 0.0
-    company = _company(job, training)
+    log, progress = Log(path=job.log, stage=job.stage), Progress(budget=job.budget)
+    company, saved = _company(job, training), time.perf_counter()
     while not progress.done:
         if company is not None and progress.step % EVERY_STEPS == 0:
             company.exchange(progress)
@@ -73,8 +74,8 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
         if progress.step % 50 == 0 or progress.step in FIRST_LOGGED or progress.done:
             graphs = training.steps.state()
             log.write(step=done + progress.step, share=progress.share, task=task, graphs=graphs, **_named(parts))
-        if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
-            saved = progress.share
+        if time.perf_counter() - saved > SAVE_EVERY_S:
+            saved = time.perf_counter()
             save_state(job.state, training.average, {"steps": done + progress.step}, torch.bfloat16)
     if company is not None:
         company.leave()
@@ -99,7 +100,7 @@ class _Training:
     def step(self, progress: Progress, task: Task, pool: Pool, number: int, generator: torch.Generator) -> torch.Tensor:
         """Losses [3]: both, video, audio; read them before the next step."""
         self.optimiser.schedule(self.job.rate * learning_rate(1.0, progress.share, progress.step))
-        self.following.fill_(1.0 - min(AVERAGE, (progress.step) / (progress.step + 20)))
+        self.following.fill_(1.0 - min(AVERAGE, progress.step / (progress.step + 20)))
         clips, prompts = self.laying.draw(pool, task, self.job.batch, generator)
         update = partial(self._update, pool, task)
         return self.steps((task, number, prompts.shape[1]), update, clips, prompts)
