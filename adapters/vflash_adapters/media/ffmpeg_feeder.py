@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 
 import numpy as np
@@ -27,6 +27,7 @@ class FfmpegFeeder:
             self._free.put(np.empty(0, np.uint8))
         self._given: SimpleQueue[tuple[NDArray[np.uint8], int] | None] = SimpleQueue()
         self._failure: Exception | None = None
+        self._ended = Event()  # a `join` that Ctrl-C interrupts leaves a running thread that is said to be dead
         self._thread = Thread(target=self._feed, name="vflash-ffmpeg-feeder", daemon=True)
 
     def __enter__(self) -> FfmpegFeeder:
@@ -36,15 +37,17 @@ class FfmpegFeeder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._ffmpeg.kill()  # a write that waits for it ends
             self._given.put(None)
-            self._thread.join()
+        self._thread.join()
 
     def give(self, pixels: NDArray[np.uint8]) -> None:
         """Contiguous `pixels` are copied; waits while four pieces before them are unread."""
         held = self._free.get()
-        self._raise_failure()
+        if self._failure is not None:
+            self._free.put(held)  # whoever gives more after a failure hears of it again
+            raise self._failure
         if held.size < pixels.size:
             held = np.empty(pixels.size, np.uint8)
         held[: pixels.size] = pixels.reshape(-1)
@@ -53,8 +56,9 @@ class FfmpegFeeder:
     def finish(self) -> None:
         """Wait until everything given is read and FFmpeg is done, or raise `DeliveryError`."""
         self._given.put(None)
-        self._thread.join()
-        self._raise_failure()
+        self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
         self._ffmpeg.finish()
 
     def _feed(self) -> None:
@@ -66,7 +70,4 @@ class FfmpegFeeder:
                 except Exception as error:  # raised where the frames come from
                     self._failure = error
             self._free.put(held)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._ended.set()

@@ -135,6 +135,8 @@ class FfmpegProcess:
 def _ending(status: int) -> str:
     if status < 0:
         return f"was killed by signal {-status}"
+    if status == 255:  # what it makes of a signal that it caught; of EPERM too, and then it says so
+        return "failed with status 255, as when it is told to stop"
     # FFmpeg exits with the low byte of a negative error number.
     reason = f" ({os.strerror(256 - status)})" if 256 - status in errno.errorcode else ""
     return f"failed with status {status}{reason}"

@@ -8,8 +8,10 @@ import resource
 import signal
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,7 @@ def test_an_ffmpeg_without_the_encoder_is_refused(
     [
         ("echo 'Conversion failed: no luck' >&2; exit 1", "status 1: Conversion failed: no luck"),
         ("cat >/dev/null; echo 'too late' >&2; exit 3", "status 3: too late"),
+        ("echo 'caught signal 15' >&2; exit 255", "status 255, as when it is told to stop: caught signal 15"),
         ("echo 'going down' >&2; kill -9 $$", "killed by signal 9: going down"),
         ("exit 0", "cannot be read back|stopped reading"),
         ('for last; do :; done; echo junk > "$last"; cat >/dev/null', "cannot be read back"),
@@ -129,9 +132,12 @@ def test_a_hung_encoder_times_out_and_is_reaped(
     assert no_children()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_real_encoder_killed_or_frozen_while_fed(stop: signal.Signals, tmp_path: Path) -> None:
-    """FFmpeg shot half way is a failure; FFmpeg frozen half way is a time-out."""
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [(signal.SIGKILL, "signal 9"), (signal.SIGTERM, "told to stop"), (signal.SIGSTOP, "timed out")],
+)
+def test_the_real_encoder_killed_or_frozen_while_fed(stop: signal.Signals, message: str, tmp_path: Path) -> None:
+    """FFmpeg shot or asked to stop half way is a failure; FFmpeg frozen half way is a time-out."""
 
     def frames() -> Iterator[torch.Tensor]:
         for index, part in enumerate(torch.full((240, 3, 128, 128), 0.5).split(24)):
@@ -141,7 +147,7 @@ def test_the_real_encoder_killed_or_frozen_while_fed(stop: signal.Signals, tmp_p
             yield part
 
     sink = FfmpegPipeSink(encoding=Encoding(timeout_s=1.5))
-    with pytest.raises(DeliveryError, match="signal 9" if stop is signal.SIGKILL else "timed out"):
+    with pytest.raises(DeliveryError, match=message):
         sink.write(grey_clip(frames()), tmp_path / "out.mp4")
     assert list(tmp_path.iterdir()) == []
     assert no_children()
@@ -186,6 +192,51 @@ def test_a_slow_encoder_reads_what_was_given(fake_ffmpeg: Callable[[str], Path],
             feeder.give(buffer[: piece.size])
         feeder.finish()
     assert seen.read_bytes() == b"".join(piece.tobytes() for piece in pieces)
+
+
+def test_ctrl_c_while_the_last_pieces_are_read_leaves_no_feeder(fake_ffmpeg: Callable[[str], Path]) -> None:
+    """The feeder is over before the pipe it writes to is closed, however late it hears of the end."""
+    events: list[str] = []
+
+    class Late(FfmpegProcess):
+        def feed(self, data: memoryview) -> None:
+            try:
+                super().feed(data)
+            finally:
+                time.sleep(0.3)
+                events.append("fed")
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def feed_and_wait() -> None:
+        encoder = Late(fake_ffmpeg("exec sleep 60"), [], timeout_s=60.0, fed=True)
+        with encoder as ffmpeg, FfmpegFeeder(ffmpeg) as feeder:
+            feeder.give(np.zeros(1 << 22, np.uint8))
+            threading.Timer(0.3, press).start()
+            feeder.finish()
+
+    with pytest.raises(KeyboardInterrupt):
+        feed_and_wait()
+    assert events == ["fed"]
+    assert no_children()
+
+
+def test_a_feeder_that_failed_says_so_every_time(fake_ffmpeg: Callable[[str], Path]) -> None:
+    """Nothing waits for pieces that will never be read."""
+    encoder = FfmpegProcess(fake_ffmpeg("echo no luck >&2; exit 1"), [], timeout_s=60.0, fed=True)
+    with encoder as ffmpeg, FfmpegFeeder(ffmpeg) as feeder:
+        for tries in count():
+            try:
+                feeder.give(np.zeros(1 << 22, np.uint8))
+            except DeliveryError:
+                break
+            assert tries <= PIECES_AHEAD
+        for _ in range(PIECES_AHEAD + 2):
+            with pytest.raises(DeliveryError, match="no luck"):
+                feeder.give(np.zeros(1, np.uint8))
+        with pytest.raises(DeliveryError, match="no luck"):
+            feeder.finish()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
