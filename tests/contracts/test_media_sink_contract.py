@@ -255,6 +255,8 @@ def _poisoned(value: float) -> Callable[[], Clip]:
 
 BAD_CLIPS: dict[str, tuple[Callable[[], Clip], type[VflashError], str]] = {
     "too few frames": (_coming(20, 32), DeliveryError, "20 frames where 24"),
+    "none come": (_with(frames=iter(())), DeliveryError, "0 frames where 24"),
+    "an empty piece": (_coming(0, 32), DeliveryError, r"\[0, 3, 32, 32\].*at least 1"),
     "too many frames": (_coming(25, 32), DeliveryError, "more than the 24"),
     "other size": (_coming(24, 34), DeliveryError, "34"),
     "not a number": (_poisoned(math.nan), NonFiniteError, "frames 17..23"),

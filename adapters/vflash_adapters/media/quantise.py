@@ -65,8 +65,9 @@ class FrameQuantiser:
         """Frames as they come, of the clip's size and no more than its number."""
         expected, left = (3, self._clip.height, self._clip.width), self._clip.frame_count
         for frames in self._clip.frames:
-            if frames.ndim != 4 or tuple(frames.shape[1:]) != expected:
-                raise DeliveryError(f"decoded frames {list(frames.shape)} are not [f, {', '.join(map(str, expected))}]")
+            if frames.ndim != 4 or len(frames) == 0 or tuple(frames.shape[1:]) != expected:
+                wanted = f"[f, {', '.join(map(str, expected))}]"
+                raise DeliveryError(f"decoded frames {list(frames.shape)} are not {wanted} with f at least 1")
             left -= len(frames)
             if left < 0:
                 raise DeliveryError(f"the decoder gave more than the {self._clip.frame_count} frames that were planned")
