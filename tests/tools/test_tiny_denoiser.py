@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import attrs
 import pytest
 import torch
 
-from tiny_h3.companion import Companion
+from tiny_h3.companion import FRESH_S, Companion
 from tiny_h3.denoiser import Denoiser, Noised, batch_layout, hidden_matrices, new_parameters
 from tiny_h3.guidance import Guidance
-from tiny_h3.model import Model
+from tiny_h3.model import Model, open_model
 from tiny_h3.muon import Optimiser, orthogonalise
 from tiny_h3.sampler import Rows, needed_velocities, sample, step
 from tiny_h3.sizes import TOY
-from tiny_h3.stage import Budget, Progress, learning_rate
+from tiny_h3.stage import Budget, Progress, learning_rate, save_state
 from tiny_h3.tasks import Example, draw_base, draw_noise, noised_at, shifted
+from tiny_h3.text import open_presenter
 from tiny_h3.text_encoder import TextEncoder
 from tiny_h3.train_denoiser import flow_loss
 from vflash.domain.model_facts import DenoiserFacts
@@ -227,3 +230,29 @@ def test_two_trainings_draw_together(tmp_path: Path) -> None:
     leader.leave()
     follower.exchange(paces[1])
     assert paces[1].done
+
+
+def test_a_follower_whose_leader_has_stopped_ends(tmp_path: Path) -> None:
+    """Also one that never took the leader's values: the news was fresh when it had waited, and old a moment later."""
+    parameters, pace = [torch.ones(3)], Progress(budget=Budget())
+    Companion(folder=tmp_path, parameters=[torch.zeros(3)], leads=True).exchange(Progress(budget=Budget(steps=10)))
+    follower = Companion(folder=tmp_path, parameters=parameters, leads=False)
+    follower.wait_for_leader()
+    old = {"share": 0.1, "at": time.time() - FRESH_S - 1.0}
+    (tmp_path / "averaging-leader.json").write_text(json.dumps(old))
+    follower.exchange(pace)
+    assert pace.done
+    assert torch.equal(parameters[0], torch.ones(3))
+
+
+def test_a_state_of_other_dimensions_is_refused(tmp_path: Path) -> None:
+    """By the file's name and a tensor's, also where torch would stretch one row over many."""
+    presenter = open_presenter(tmp_path)
+    model, _ = open_model(TOY, presenter, None, CPU, compiled=False)
+    for name, other in (("cut", lambda value: value[:1]), ("gone", lambda _: None)):
+        tensors = {key: value.detach() for key, value in model.everything().items()}
+        changed = other(tensors.pop("proj_out.weight"))
+        state = tmp_path / f"{name}.safetensors"
+        save_state(state, tensors | ({} if changed is None else {"proj_out.weight": changed}), {}, torch.float32)
+        with pytest.raises(ValueError, match=rf"{name}\.safetensors.*proj_out\.weight"):
+            open_model(TOY, presenter, state, CPU, compiled=False)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
 
+from tiny_h3 import processes
 from tiny_h3.__main__ import new_parser, plan_of
 from tiny_h3.denoiser_stages import FOLLOWER_SEED, refine
 from tiny_h3.jobs import video_vae_job
 from tiny_h3.model import open_model
 from tiny_h3.plan import ENDS_WITH_VAE, Clock, RunPlan
 from tiny_h3.prepare import Prepared, prepare
-from tiny_h3.processes import command, end_follower
+from tiny_h3.processes import command, end_follower, following
 from tiny_h3.stage import Budget, Log, State, load_state, save_state
 from tiny_h3.text import open_presenter
 from tiny_h3.train_denoiser import JOINT, REFERENCE_PARTS, DenoiserJob, train_denoiser
@@ -119,8 +122,42 @@ def test_another_process_has_the_same_plan(plan: RunPlan, steps: int | None) -> 
     assert plan_of(new_parser().parse_args(words[3:])) == evolve(asked, seconds=40.0)
 
 
-def test_a_canvas_that_no_row_fits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Edges that 32 does not divide are named."""
+@pytest.mark.parametrize("word", ["100x64", "64x0", "-32x32"])
+def test_a_canvas_that_no_row_fits_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Edges that 32 does not divide, and canvases of nothing, are named."""
     with pytest.raises(SystemExit):
-        new_parser().parse_args(["all", "--canvas", "100x64"])
-    assert "100x64: both edges must be multiples of 32" in capsys.readouterr().err
+        new_parser().parse_args(["all", f"--canvas={word}"])
+    assert f"{word}: both edges must be multiples of 32, at least 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seen", "second"), [(None, "1"), ("2,5", "5"), ("GPU-aa,GPU-bb,GPU-cc", "GPU-bb")])
+def test_a_leader_that_fails_takes_its_follower_along(
+    seen: str | None, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone at once, had the second of the GPUs that the leader sees, and found no news of an earlier run."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    said = tmp_path / "said"
+    script = "import os, sys, time; open(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(60)"
+    words = [sys.executable, "-I", "-c", script, str(said)]
+    monkeypatch.setattr(processes, "command", lambda *_, **__: words)
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    for stale in ("averaging-leader.json", "averaging-follower.bin", "follower.safetensors"):
+        (tmp_path / stale).write_text("old")
+    left: list[subprocess.Popen[bytes]] = []
+
+    def lead() -> None:
+        with following(RunPlan(folder=tmp_path, seconds=1.0)) as follower:
+            assert follower is not None
+            left.append(follower)
+            while not said.exists() or not said.read_text():
+                time.sleep(0.02)
+            raise RuntimeError("no clips")
+
+    with pytest.raises(RuntimeError, match="no clips"):
+        lead()
+    assert left[0].returncode == -signal.SIGKILL
+    assert said.read_text() == second
+    assert list(tmp_path.iterdir()) == [said]

@@ -82,8 +82,8 @@ def plan_of(args: argparse.Namespace) -> RunPlan:
 def canvas(word: str) -> tuple[int, int]:
     """WIDTHxHEIGHT -> (height, width)."""
     width, height = (int(number) for number in word.split("x"))
-    if width % 32 or height % 32:
-        raise argparse.ArgumentTypeError(f"{word}: both edges must be multiples of 32")
+    if width < 32 or height < 32 or width % 32 or height % 32:
+        raise argparse.ArgumentTypeError(f"{word}: both edges must be multiples of 32, at least 32")
     return height, width
 
 

@@ -40,7 +40,7 @@ class Companion:
         if share is not None:
             self._approach(TOWARD if self.leads or self.joined else 1.0)
             self.joined = True
-        if not self.leads and self.joined:
+        if not self.leads:
             progress.told = 1.0 if share is None else share  # None: nobody leads any more
         self._publish(progress.share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ class Model:
 def open_model(
     sizes: Dimensions, presenter: Presenter, state: Path | None, device: torch.device, *, seed: int = 0, compiled: bool
 ) -> tuple[Model, dict[str, Any]]:
-    """From a state file, or fresh; and the facts stored there. Seeds torch's own generator with `seed`."""
+    """From a state file, or fresh; and the facts stored there. Seeds torch's own generator with `seed`.
+
+    `ValueError` where the state is of other dimensions."""
     torch.manual_seed(seed)
     facts = DenoiserFacts(**sizes.transformer)
     encoder = TextEncoder(sizes.text, padded_vocabulary(presenter), presenter.image_pad)
@@ -44,6 +47,7 @@ def open_model(
     stored: dict[str, Any] = {}
     if state is not None:
         tensors, stored = load_state(state)
+        _require_fit(values, tensors, state)
         with torch.no_grad():
             for name, value in values.items():
                 value.copy_(tensors[name])
@@ -51,6 +55,16 @@ def open_model(
     parameters = {name: torch.nn.Parameter(value.detach().to(device)) for name, value in values.items()}
     denoiser = Denoiser(facts, compute_dtype(device), compiled=compiled)
     return Model(facts=facts, parameters=parameters, encoder=encoder.to(device), denoiser=denoiser), stored
+
+
+def _require_fit(wanted: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], state: Path) -> None:
+    for name, value in wanted.items():
+        shape = list(found[name].shape) if name in found else None
+        if shape != list(value.shape):
+            raise ValueError(
+                f"{state}: {name} is {shape or 'missing'}, and {list(value.shape)} in a model of the asked dimensions: "
+                "go on with the folder's own, or in another folder"
+            )
 
 
 def padded_vocabulary(presenter: Presenter) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -23,13 +25,22 @@ def start_audio(plan: RunPlan, clock: Clock) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command("audio-vae", plan, seconds=seconds), env=_second_gpu() if two else None)
 
 
-def start_follower(plan: RunPlan) -> subprocess.Popen[bytes] | None:
-    """A second GPU, if there is one, joins in. It has the same time for its clips, and compiles for itself."""
+@contextmanager
+def following(plan: RunPlan) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A second GPU, if there is one, joins in. It has the same time for its clips, and compiles for itself.
+
+    A leader that fails inside takes it along, wherever it is."""
     forget(plan.folder)
     plan.path("follower.safetensors").unlink(missing_ok=True)
     if torch.cuda.device_count() < 2:
-        return None
-    return subprocess.Popen(command("follow", plan, seconds=plan.seconds), env=_second_gpu())
+        yield None
+        return
+    process = subprocess.Popen(command("follow", plan, seconds=plan.seconds), env=_second_gpu())
+    try:
+        yield process
+    finally:
+        process.kill()  # nothing to one that has ended
+        process.wait()
 
 
 def end_follower(process: subprocess.Popen[bytes], log: Log) -> None:
@@ -52,4 +63,6 @@ def command(stage: str, plan: RunPlan, *, seconds: float) -> list[str]:
 
 
 def _second_gpu() -> dict[str, str]:
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
+    """Of those that this process sees."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": seen.split(",")[1] if seen else "1"}

@@ -12,7 +12,7 @@ from tiny_h3.jobs import audio_vae_job, turbo_job, veda_job, video_vae_job
 from tiny_h3.judge_modes import judge_modes
 from tiny_h3.plan import ENDS, ENDS_WITH_VAE, Clock, RunPlan
 from tiny_h3.prepare import prepare
-from tiny_h3.processes import start_audio, start_follower
+from tiny_h3.processes import following, start_audio
 from tiny_h3.stage import Log, guarded, pick_device
 from tiny_h3.text import open_presenter
 from tiny_h3.turbo import train_turbo
@@ -35,9 +35,9 @@ def run(plan: RunPlan) -> None:
             train_audio_vae(audio_vae_job(plan, clock.budget("vae")))
     if not trained:
         train_video_vae(video_vae_job(plan, clock.budget("vae")))
-    follower = start_follower(plan)
-    prepared = prepare(plan, presenter, device, log, seconds=clock.seconds("pools"))
-    train_denoisers(plan, clock, prepared, follower)
+    with following(plan) as follower:
+        prepared = prepare(plan, presenter, device, log, seconds=clock.seconds("pools"))
+        train_denoisers(plan, clock, prepared, follower)
     pools = prepared.pools
     guarded("turbo", lambda: train_turbo(turbo_job(plan, clock.budget("turbo")), pools, presenter, device), log)
     guarded("veda", lambda: train_veda(veda_job(plan, clock.budget("veda")), pools, presenter, device), log)
