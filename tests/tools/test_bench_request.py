@@ -11,6 +11,7 @@ import torch
 from tool_run import run_tool
 
 from request_bench.engines import DECODERS, EXACT, Engines
+from request_bench.run import Run
 from request_bench.sizes import prompt_of, released, scale_of
 from request_bench.weights import RandomOpener
 from vflash.domain.model_facts import DenoiserFacts, read_model_facts
@@ -101,6 +102,13 @@ def test_the_peer_has_the_same_velocities(report: dict[str, Any]) -> None:
         figures = report["sections"]["peer"][size]
         assert max(figures["velocity_difference"].values()) < 1e-5
         assert len(figures["ours_s"]) == len(figures["diffusers_s"]) == (2 if size == "small" else 1)
+
+
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path) -> None:
+    """Before the model folder is written; the file is named."""
+    with pytest.raises(FileNotFoundError, match="absent"):
+        Run(scale=scale_of(CPU), folder=tmp_path, output=tmp_path / "absent" / "r.json", deadline_s=1.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

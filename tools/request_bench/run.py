@@ -42,6 +42,7 @@ class Run:
     _started: float = field(factory=perf_counter, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.save("begun", 0.0)  # an output that cannot be written is found before anything is paid for
         model_dir = self.folder / "model"
         write_configs(model_dir, self.scale.dimensions, StoredDtype.MIXED)
         opener = RandomOpener(device=self.scale.device)
