@@ -106,6 +106,8 @@ class _Training:
         return self.steps((task, number, prompts.shape[1]), update, clips, prompts)
 
     def _update(self, pool: Pool, task: Task, clips: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+        for value in self.trained.values():
+            value.grad = None  # a capture that failed half-way leaves some
         loss, parts = flow_loss(self.model, self.laying.example(pool, task, clips, prompts), self.guidance)
         loss.backward()
         for value in self.untouched:

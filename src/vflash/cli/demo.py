@@ -19,7 +19,7 @@ CANVAS = {"width": 128, "height": 96}
 """What the tiny H3 was trained on most."""
 EVALUATIONS = 16
 SEED = 7
-"""One that draws the default caption as it says; about half of them do (docs/tiny-h3.md)."""
+"""Of the seeds 0 to 9 all draw the default caption as it says (docs/tiny-h3.md)."""
 
 
 def demo(
