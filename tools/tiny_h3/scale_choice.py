@@ -15,8 +15,8 @@ from tiny_h3.text import Presenter
 SCALES = (1.0, 1.5, 2.0, 3.0)
 EVALUATIONS = 8
 PROMPTS = 32
-WORTH = 0.01
-"""Share of attributes that guidance must bring to be taken into the weights."""
+WORTH = 0.03
+"""Share of attributes that guidance must bring to be taken into the weights: over 32 prompts less may be chance."""
 
 
 def best_scale(
