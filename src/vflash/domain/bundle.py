@@ -9,7 +9,7 @@ from attrs import asdict, field, frozen
 
 from vflash.domain.canvas import Canvas, check_canvas
 from vflash.domain.duration import FPS, MAX_DURATION_S, MIN_DURATION_S
-from vflash.domain.fields import from_mapping, whole_number
+from vflash.domain.fields import from_mapping, shown, whole_number
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.packing import Condition, Keyframe, PictureBlock, SoundBlock, VideoBlock
 from vflash.domain.plan import Plan, denoiser_folder, make_plan
@@ -25,6 +25,14 @@ KINDS: Mapping[str, type[Any]] = {
     "video": VideoBlock,
     "sound": SoundBlock,
 }
+ENDS: Mapping[Mode, list[bool]] = {
+    Mode.T2VA: [],
+    Mode.I2VA: [False],
+    Mode.L2VA: [True],
+    Mode.FL2VA: [False, True],
+    Mode.REF2VA: [],
+}
+"""Which ends a mode's keyframes are, in packed order."""
 PARTS = ("request", "schedule", "conditions", "identities")
 
 
@@ -32,6 +40,18 @@ def _mode(value: Any) -> Mode:
     if value not in tuple(Mode):
         raise ContractError(f"mode must be one of {', '.join(Mode)}, got {value!r}")
     return Mode(value)
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ContractError(f"prompt_sha256 must be text, got {shown(value)}")
+    return value
+
+
+def _inputs(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ContractError(f"inputs must be a list of digests, got {shown(value)}")
+    return value
 
 
 @frozen(kw_only=True)
@@ -43,8 +63,8 @@ class BundleRequest:
     height: int = field(validator=whole_number(1, MAX_LATENT_SIDE))
     duration_s: int = field(validator=whole_number(MIN_DURATION_S, MAX_DURATION_S))
     seed: int = field(validator=whole_number(0, 2**63 - 1))
-    prompt_sha256: str
-    inputs: list[dict[str, Any]]
+    prompt_sha256: str = field(converter=_digest)
+    inputs: list[dict[str, Any]] = field(converter=_inputs)
 
 
 def bundle_body(
@@ -86,8 +106,7 @@ def read_body(
     Raises `CheckpointError` for anything that is not as `bundle_body` writes it, or that belongs to another run.
     """
     try:
-        if set(body) != set(PARTS):
-            raise ContractError(f"expected exactly {', '.join(PARTS)}, found {', '.join(sorted(body))}")
+        _check_parts(body)
         request = from_mapping(BundleRequest, "request", body["request"])
         canvas = check_canvas(Canvas(width=request.width, height=request.height), multiple=facts.canvas_multiple)
         given = from_mapping(Schedule, "schedule", body["schedule"])
@@ -108,17 +127,40 @@ def read_body(
             seed=request.seed,
         )
         conditions = tuple(_condition(item) for item in body["conditions"])
-    except (ContractError, TypeError) as error:
+        _check_mode(request.mode, conditions)
+        if set(body["identities"]) != set(identities):
+            raise ContractError(f"expected the identities {', '.join(identities)}; encode it again with this release")
+    except ContractError as error:
         raise CheckpointError(f"{what}: {error}") from error
     for name, value in identities.items():
-        if body["identities"].get(name) != value:
+        if body["identities"][name] != value:
             raise CheckpointError(f"{what}: was encoded with another {name}; encode it again with this checkpoint")
     return plan, conditions
 
 
-def _condition(item: Mapping[str, Any]) -> Condition:
+def _check_parts(body: Mapping[str, Any]) -> None:
+    if set(body) != set(PARTS):
+        raise ContractError(f"expected exactly {', '.join(PARTS)}, found {', '.join(sorted(body))}")
+    for name in PARTS:
+        wanted = list if name == "conditions" else dict
+        if not isinstance(body[name], wanted):
+            raise ContractError(f"{name} must be a {wanted.__name__}, got {shown(body[name])}")
+
+
+def _check_mode(mode: Mode, conditions: Sequence[Condition]) -> None:
+    """The mode chooses the denoiser, so it must be the one that such conditions are encoded for."""
+    ends = [block.last for block in conditions if isinstance(block, Keyframe)]
+    others = len(conditions) - len(ends)
+    if ends != ENDS[mode] or (others > 0) != (mode is Mode.REF2VA):
+        raise ContractError(f"{len(conditions)} conditions, {len(ends)} of them keyframes, are none of mode {mode}")
+
+
+def _condition(item: Any) -> Condition:
+    if not isinstance(item, dict):
+        raise ContractError(f"a condition must be an object, got {shown(item)}")
     values = dict(item)
-    kind = KINDS.get(values.pop("kind", ""))
+    name = values.pop("kind", "")
+    kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ContractError(f"a condition must be one of {', '.join(KINDS)}, got {item!r}")
     for name, value in values.items():

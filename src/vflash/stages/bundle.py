@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ CONFIGS = (
     "scheduler/scheduler_config.json",
     "audio_scheduler/scheduler_config.json",
 )
+ENCODERS = ("text_encoder", "vae", "audio_vae")
+SAMPLES, SAMPLE_BYTES = 16, 4096
+"""Of every weight file: enough to tell one training from another without reading what an encoder weighs."""
 
 
 def to_bundle(
@@ -65,12 +69,31 @@ def from_bundle(
 
 
 def identities(model_dir: Path, dtype: torch.dtype) -> dict[str, str]:
-    """What encoder and denoiser must agree on: every config of the checkpoint, and the dtype the encoder ran in."""
+    """What encoder and denoiser must agree on: every config of the checkpoint, samples of the weights that encode, and
+    the dtype they ran in. Another denoiser beside the same encoders may go on from the same bundle."""
     digest = hashlib.sha256()
     for name in CONFIGS:
         path = model_dir / name
         digest.update(f"{name}\0".encode() + (path.read_bytes() if path.is_file() else b"") + b"\0")
-    return {"checkpoint": digest.hexdigest(), "dtype": str(dtype).removeprefix("torch.")}
+    return {
+        "checkpoint": digest.hexdigest(),
+        "encoder": _sampled_digest(model_dir),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _sampled_digest(model_dir: Path) -> str:
+    """Names, sizes, and `SAMPLES` pieces from the first byte to the last of each weight file that encodes."""
+    digest = hashlib.sha256()
+    for path in (path for folder in ENCODERS for path in sorted((model_dir / folder).glob("*.safetensors"))):
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.parent.name}/{path.name}\0{size}\0".encode())
+            last = max(0, size - SAMPLE_BYTES)
+            for number in range(SAMPLES):
+                file.seek(last * number // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def file_digest(path: Path) -> dict[str, Any]:
