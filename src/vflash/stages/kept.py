@@ -42,7 +42,13 @@ class Kept(Generic[T]):
         assert self._value is not None
         return self._value
 
+    @property
+    def is_open(self) -> bool:
+        return self._scope is not None
+
     def close(self) -> None:
-        scope, self._scope, self._value = self._scope, None, None
+        """Release it; idempotent. What fails to close stays owned: a device may still be at work on it."""
+        scope, self._scope = self._scope, None
         if scope is not None:
             scope.close()
+            self._value = None

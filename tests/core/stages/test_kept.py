@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,3 +113,23 @@ def test_a_failed_opening_leaves_nothing_and_can_be_tried_again():
     assert (shelf.opened, kept.open_seconds) == ([], 0.0)
     use(kept)
     assert len(shelf.opened) == 1
+
+
+def test_what_fails_to_close_stays_owned():
+    """A device that does not come to rest may still read it: it is not freed behind the error, nor by closing again."""
+    shelf = Shelf()
+
+    @contextmanager
+    def restless() -> Iterator[Heavy]:
+        with shelf.open() as heavy:
+            yield heavy
+        raise RuntimeError("no rest")
+
+    kept = Kept(restless, keep=True)
+    use(kept)
+    with pytest.raises(RuntimeError, match="no rest"):
+        kept.close()
+    gc.collect()
+    assert not kept.is_open
+    kept.close()
+    assert shelf.alive == 1
