@@ -125,7 +125,7 @@ class Engine:
             outputs = plan_outputs(video, request.save_latents, profiled=profiled)
             outputs.check(self.sink, self.latent_store)
             facts = self._checked_facts(denoiser_folder(request.mode))
-            gathered, foreseen = self._gather(request, facts, watch)
+            gathered, foreseen = self._gather(request, facts, watch, self.foresight.plan)
             with self._gate.executing(watch, self._release):
                 conditioning = self._conditioning(request, gathered, facts, watch, scope)
                 made = denoise_request(gathered.plan, conditioning, self.models, self.backends, watch)
@@ -161,7 +161,10 @@ class Engine:
             self.conditioning_store.check(folder)
             facts = self.model_facts(denoiser_folder(request.mode))
             check_device(self.backends.device)
-            gathered, _ = self._gather(request, facts, watch)
+            # A denoiser that is kept loaded is there while the encoder works.
+            alone = not any(kept.is_open for kept in self.models.denoisers.values())
+            foresee = self.foresight.plan_encoding if alone else self.foresight.plan
+            gathered, _ = self._gather(request, facts, watch, foresee)
             with self._gate.executing(watch, self._release):
                 conditioning = self._conditioning(request, gathered, facts, watch, None)
                 sealed = to_bundle(request, gathered.plan, conditioning, self.model_dir, self.backends.dtype)
@@ -274,10 +277,16 @@ class Engine:
         write_receipt(written, outputs.receipt)
         return VideoResult(path=outputs.video, elapsed_seconds=elapsed, stages=stages, receipt=written)
 
-    def _gather(self, request: VideoRequest, facts: ModelFacts, watch: RequestWatch) -> tuple[Gathered, MemoryPlan]:
+    def _gather(
+        self,
+        request: VideoRequest,
+        facts: ModelFacts,
+        watch: RequestWatch,
+        foresee: Callable[[VideoRequest, Gathered, ModelFacts], MemoryPlan],
+    ) -> tuple[Gathered, MemoryPlan]:
         with watch.stage("input_preparation"):
             gathered = gather(request, facts, self.reader, self.backends.profile)
-            foreseen = self.foresight.plan(request, gathered, facts)
+            foreseen = foresee(request, gathered, facts)
             foreseen.require_fit()
         return gathered, foreseen
 

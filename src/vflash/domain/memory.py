@@ -72,7 +72,7 @@ class ModelBytes:
 @frozen(kw_only=True)
 class Workload:
     """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack;
-    `attention_bytes` stay on the device through every stage."""
+    `attention_bytes` stay on the device through every stage. `encode_only`: no denoiser is there, and no frames."""
 
     facts: ModelFacts
     model: ModelBytes
@@ -85,6 +85,7 @@ class Workload:
     video_decoder: VideoDecoderChoice = VideoDecoderChoice.DIFFUSERS
     adapter_bytes: int = 0
     attention_bytes: int = 0
+    encode_only: bool = False
 
 
 @frozen(kw_only=True)
@@ -114,9 +115,9 @@ class Need:
 
 def need(work: Workload, options: MemoryOptions) -> Need:
     """The peaks of a first request and of any later one: with `keep`, of a pipeline that has everything loaded."""
-    stack = work.facts.denoiser.num_layers * _block(work, options)
+    stack = 0 if work.encode_only else work.facts.denoiser.num_layers * _block(work, options)
     resident = options.weight_residency is WeightResidency.RESIDENT
-    on_device = stack if resident else min(2, work.facts.denoiser.num_layers) * _block(work, options)
+    on_device = stack if resident else min(stack, 2 * _block(work, options))
     pinned = 0 if resident else int(stack * ARENA_SLACK)
     stages = {name: size + work.attention_bytes for name, size in _stages(work, options, on_device).items()}
     model = work.model
@@ -165,6 +166,9 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
     run = denoise_bytes(
         facts.denoiser, work.rows, options.linear, dtype_bytes=work.dtype_bytes, chunk_rows=work.chunk_rows
     )
+    together = options.keep and not swap
+    if work.encode_only:
+        return {"encode": max(text + model.codec.loaded, pictures + encoder) if together else max(text, pictures)}
     denoise = denoiser + max(run, 2 * model.projections.largest)
     decode = model.codec.loaded + decode_bytes(
         facts.codec,
@@ -173,7 +177,6 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
         dtype_bytes=work.dtype_bytes,
         decoder=work.video_decoder,
     )
-    together = options.keep and not swap
     if together:
         encode = max(text + model.codec.loaded, pictures + encoder)
         return {
@@ -188,7 +191,8 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
 def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> int:
     """The process at its largest; the page cache of mapped weight files is not counted, it can be given up."""
     model = work.model
-    values = 3 * work.pixels.width * work.pixels.height * work.facts.codec.clip_frames
+    clip_frames = 0 if work.encode_only else work.facts.codec.clip_frames
+    values = 3 * work.pixels.width * work.pixels.height * clip_frames
     # From a device, frames come to the host as bytes.
     frames = DELIVERY_COPIES * values * (FLOAT32 if work.on_cpu else 1)
     if work.on_cpu:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -21,11 +21,14 @@ CHANGES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("vae_tiles_at_once", str(FEW_TILES), {"tiles_at_once": FEW_TILES}),
     ("weight_residency", "block-ring", {"weight_residency": WeightResidency.BLOCK_RING}),
     ("model_placement", "swap", {"placement": ModelPlacement.SWAP}),
+    ("weight_residency", "resident", {"weight_residency": WeightResidency.RESIDENT}),
+    ("model_placement", "together", {"placement": ModelPlacement.TOGETHER}),
     ("model_lifetime", "per-request", {"keep": False}),
     ("linear", "fp8-weight-only (approximate)", {"linear": Linear.FP8_WEIGHT_ONLY}),
     ("linear", "w8a8 (approximate)", {"linear": Linear.W8A8}),
 )
-"""In the order they are advised: what costs time before what costs precision."""
+"""In the order they are advised: what frees the device, then what frees the host (a ring's stack and swapped models
+wait there), and what costs time before what costs precision."""
 
 
 @frozen(kw_only=True)
@@ -100,16 +103,24 @@ def every_choice(chosen: MemoryOptions) -> tuple[MemoryOptions, ...]:
     )
 
 
-def first_change(work: Workload, chosen: MemoryOptions, judge: Judge, smaller: Iterator[tuple[str, Workload]]) -> str:
-    """The fewest changes of settings that fit, else the first of the `smaller` requests that does, in words."""
-    for words, changed in _changed(chosen):
+def first_change(work: Workload, chosen: MemoryOptions, judge: Judge, smaller: Iterable[tuple[str, Workload]]) -> str:
+    """The fewest changes of settings that fit, else the first of the `smaller` requests that does, under these settings
+    or under the fewest changes of them, in words."""
+    settings = tuple(_changed(chosen))
+    for words, changed in settings:
         if judge(work, changed).fits:
             return f"What makes it fit: {words}."
-    for words, less in smaller:
+    requests = tuple(smaller)
+    for words, less in requests:
         if judge(less, chosen).fits:
             return f"No change of settings makes it fit; {words} would."
-    least = min((judge(work, options) for options in every_choice(chosen)), key=lambda found: found.device)
-    return f"Nothing makes it fit here: it needs at least {gib(least.device)} on the device, {gib(least.host)} of host."
+    for words, less in requests:
+        for change, changed in settings:
+            if judge(less, changed).fits:
+                return f"No change of settings alone makes it fit; {words} with {change} would."
+    every = [judge(work, changed) for changed in (chosen, *(changed for _, changed in settings))]
+    device, host = (min(getattr(found, place) for found in every) for place in ("device", "host"))
+    return f"Nothing makes it fit here: it needs at least {gib(device)} on the device, {gib(host)} of host."
 
 
 def _changed(chosen: MemoryOptions) -> Iterator[tuple[str, MemoryOptions]]:

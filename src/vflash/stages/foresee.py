@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field
 
-from vflash.domain.canvas import Canvas, round_to
+from vflash.domain.canvas import MAX_ASPECT, Canvas, round_to
 from vflash.domain.choices import VideoDecoderChoice
 from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
 from vflash.domain.footprint import Pixels, Rows
@@ -56,6 +56,17 @@ class Foresight:
         work = self.workload(request, gathered, facts)
         return self._judged(gathered.plan, work, facts, self._smaller(request, gathered, facts), compare)
 
+    def plan_encoding(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> MemoryPlan:
+        """Of a request that ends with its conditioning: no denoiser, no frames."""
+
+        def encoding(work: Workload) -> Workload:
+            model = evolve(work.model, auxiliary=NOTHING, projections=NOTHING, stack_read=0)
+            return evolve(work, model=model, encode_only=True, attention_bytes=0)
+
+        smaller = ((words, encoding(less)) for words, less in self._smaller(request, gathered, facts))
+        work = encoding(self.workload(request, gathered, facts))
+        return self._judged(gathered.plan, work, facts, smaller, compare=False)
+
     def plan_denoising(self, plan: Plan, layout: PackedLayout, facts: ModelFacts) -> MemoryPlan:
         """Of a session that only denoises: no encoder, no VAE, no pixels."""
         work = self._workload(plan, count_rows(layout), Pixels(width=0, height=0), facts)
@@ -67,9 +78,16 @@ class Foresight:
     ) -> MemoryPlan:
         check_device(self.backends.device)
         limits = self.limits(self.backends.device)
+        refused: dict[tuple[str, str], tuple[str, ...]] = {}
+
+        def unsupported(options: MemoryOptions) -> tuple[str, ...]:
+            choice = (options.weight_residency, options.linear)
+            if choice not in refused:
+                refused[choice] = self._unsupported(plan.denoiser, options, facts)
+            return refused[choice]
 
         def judged(work: Workload, options: MemoryOptions) -> Need:
-            return judge(need(work, options), limits, self._unsupported(plan.denoiser, options, facts))
+            return judge(need(work, options), limits, () if work.encode_only else unsupported(options))
 
         chosen = judged(work, self.options)
         return MemoryPlan(
@@ -124,15 +142,18 @@ class Foresight:
         return ()
 
     def _smaller(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Iterator[tuple[str, Workload]]:
-        """Shorter clips, then smaller canvases of the same shape."""
+        """Shorter clips, then smaller legal canvases of nearly the same shape."""
         plan = gathered.plan
         for duration_s in range(request.duration_s - 1, MIN_DURATION_S - 1, -1):
             yield f"a duration of {duration_s} s", self._replanned(request, gathered, facts, duration_s, plan.canvas)
         for tenths in range(9, 1, -1):
-            sizes = (
+            width, height = (
                 round_to(side * tenths / 10, facts.canvas_multiple) for side in (plan.canvas.width, plan.canvas.height)
             )
-            canvas = Canvas(width=next(sizes), height=next(sizes))
+            # Rounding must not push a long shape over the limit of its aspect.
+            canvas = Canvas(width=min(width, MAX_ASPECT * height), height=min(height, MAX_ASPECT * width))
+            if canvas.pixels >= plan.canvas.pixels:
+                continue
             yield f"a canvas of {canvas}", self._replanned(request, gathered, facts, request.duration_s, canvas)
 
     def _replanned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from vflash.domain.memory import (
     Need,
     PartBytes,
     Workload,
+    gib,
     judge,
     need,
 )
@@ -218,3 +220,109 @@ def test_every_choice_is_every_residency_with_every_linear() -> None:
     choices = every_choice(CHOSEN)
     assert len(set(choices)) == len(choices) == len(WeightResidency) * len(Linear)
     assert all(choice.placement is CHOSEN.placement and choice.keep for choice in choices)
+
+
+def test_a_smaller_request_may_need_other_settings_too(facts: ModelFacts) -> None:
+    """Where neither settings nor a shorter clip fit alone, the two together are named; nothing is called impossible
+    that is not."""
+    large = workload(facts, rows=Rows(text=60, condition=400_000, target_audio=414, target_video=37 * 24 * 42))
+    limits = card(23, 128)
+    advice = first_change(
+        large,
+        CHOSEN,
+        lambda work, options: judge(need(work, options), limits),
+        [("a duration of 5 s", workload(facts))],
+    )
+    both = "weight_residency block-ring and model_placement swap"
+    assert advice == f"No change of settings alone makes it fit; a duration of 5 s with {both} would."
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"weight_residency": WeightResidency.BLOCK_RING}, "weight_residency resident"),
+        ({"placement": ModelPlacement.SWAP}, "model_placement together"),
+        (
+            {"placement": ModelPlacement.SWAP, "weight_residency": WeightResidency.BLOCK_RING},
+            "weight_residency resident and model_placement together",
+        ),
+    ],
+)
+def test_a_small_host_beside_a_large_card(facts: ModelFacts, changes: dict[str, object], expected: str) -> None:
+    """What waits in host memory by choice has a place on the card; that is said, not that nothing helps."""
+    limits = card(139, 16)
+    advice = first_change(
+        workload(facts), evolve(CHOSEN, **changes), lambda work, options: judge(need(work, options), limits), ()
+    )
+    assert advice == f"What makes it fit: {expected}."
+
+
+def all_options() -> list[MemoryOptions]:
+    every = product(WeightResidency, Linear, ModelPlacement, (True, False), (4, 28))
+    return [
+        MemoryOptions(weight_residency=residency, linear=linear, placement=placement, keep=keep, tiles_at_once=tiles)
+        for residency, linear, placement, keep, tiles in every
+    ]
+
+
+def taken(options: MemoryOptions, words: list[str]) -> MemoryOptions:
+    """As a user takes the advice: a setting's name and its value."""
+    for word in words:
+        name, value = word.removesuffix(" (approximate)").split(" ")
+        if name == "model_lifetime":
+            options = evolve(options, keep=value == "keep")
+        elif name == "vae_tiles_at_once":
+            options = evolve(options, tiles_at_once=int(value))
+        elif name == "model_placement":
+            options = evolve(options, placement=ModelPlacement(value))
+        elif name == "linear":
+            options = evolve(options, linear=Linear(value))
+        else:
+            options = evolve(options, weight_residency=WeightResidency(value))
+    return options
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    device_gib=st.integers(4, 150),
+    host_gib=st.integers(4, 300),
+    rows=st.integers(1_000, 200_000),
+    residency=st.sampled_from(WeightResidency),
+    placement=st.sampled_from(ModelPlacement),
+    keep=st.booleans(),
+)
+def test_what_is_advised_fits_and_less_does_not(facts, device_gib, host_gib, rows, residency, placement, keep) -> None:
+    """Taking the advice makes the plan fit, leaving out any one of its changes does not; "nothing" means nothing, and
+    its figures are bounds that no choice undercuts."""
+    work = workload(facts, rows=Rows(text=60, condition=0, target_audio=414, target_video=rows))
+    limits = card(device_gib, host_gib)
+    chosen = evolve(CHOSEN, weight_residency=residency, placement=placement, keep=keep)
+    if judge(need(work, chosen), limits).fits:
+        return
+    advice = first_change(work, chosen, lambda work, options: judge(need(work, options), limits), ())
+    if advice.startswith("Nothing"):
+        every = [need(work, options) for options in all_options()]
+        assert not any(judge(found, limits).fits for found in every)
+        device, host = (min(getattr(found, place) for found in every) for place in ("device", "host"))
+        assert advice.endswith(f"at least {gib(device)} on the device, {gib(host)} of host.")
+        return
+    words = advice.removeprefix("What makes it fit: ").removesuffix(".").split(" and ")
+    assert judge(need(work, taken(chosen, words)), limits).fits
+    for number in range(len(words)):
+        fewer = words[:number] + words[number + 1 :]
+        assert not judge(need(work, taken(chosen, fewer)), limits).fits
+
+
+def test_encoding_alone_needs_no_denoiser_and_no_frames(facts: ModelFacts) -> None:
+    """A machine too small to denoise or decode can still encode: only the encoders count, whatever the residency."""
+    work = workload(facts, pixels=Pixels(width=1344, height=768, reference_frames=1))
+    alone = evolve(work, encode_only=True)
+    for options in all_options():
+        whole, encoding = need(work, options), need(alone, options)
+        assert set(encoding.stages) == {"encode"}
+        assert (encoding.weights_on_device, encoding.pinned) == (0, 0)
+        assert encoding.device <= whole.stages["encode"]
+        assert encoding.host <= whole.host
+    swapped = evolve(CHOSEN, placement=ModelPlacement.SWAP, keep=False)
+    assert judge(need(alone, swapped), card(16, 16)).fits
+    assert not judge(need(work, swapped), card(16, 16)).fits

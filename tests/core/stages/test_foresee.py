@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vflash.container import Container
 from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice
 from vflash.domain.footprint import Pixels, Rows, block_bytes, decode_bytes, denoise_bytes, table_bytes
-from vflash.domain.model_facts import read_model_facts
+from vflash.domain.model_facts import TEXT_HIDDEN_STATE, read_model_facts
 from vflash.domain.plan import Plan, plan_request
 from vflash.domain.request import VideoRequest
 from vflash.model.transformer import open_denoiser
@@ -24,6 +26,7 @@ from vflash.stages.denoise import denoise, lay_out
 from vflash.stages.encode import Conditioning, Conditions
 from vflash.stages.foresee import planned_rows
 from vflash.stages.gather import Gathered, KeyframeInput, PictureInput, SoundInput, VideoInput, sample_frames
+from vflash.stages.inventory import weigh
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.block_kernels import torch_reference
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
@@ -32,11 +35,13 @@ from vflash_adapters.latent_codec.video_decoders import VideoDecoder, tile_decod
 from vflash_adapters.linear.bf16 import Bf16Linear
 from vflash_adapters.residency.block_ring import BlockRing
 from vflash_adapters.residency.resident import Resident
+from vflash_adapters.text_encoder.offline_loader import OfflineLoader
 from vflash_adapters.tiny_checkpoint import SMALL, write_tiny_checkpoint
 from vflash_adapters.weights.mmap_source import MmapWeights
 from vflash_ports.errors import ContractError, UnsupportedError
 from vflash_ports.observer import SilentObserver
 from vflash_ports.text_encoder import TextConditioning
+from vflash_ports.weights import TensorSpec, WeightReader
 
 CPU = torch.device("cpu")
 
@@ -215,3 +220,90 @@ def test_a_plan_is_plain_values_and_says_what_was_chosen(tiny_checkpoints: Mappi
     assert described["chosen"] in described["choices"]
     assert described["chosen"]["fits"]
     assert described["chosen"]["model_placement"] == ModelPlacement.TOGETHER
+
+
+@pytest.mark.parametrize(("width", "height"), [(1344, 768), (2048, 512), (96, 384)])
+@pytest.mark.parametrize("duration_s", [5, 15])
+def test_an_advised_request_is_legal_and_fits(
+    tiny_checkpoints: Mapping[str, Path], width: int, height: int, duration_s: int
+) -> None:
+    """Asking for the named length or canvas is not refused, and its plan fits; the next larger machine needs less."""
+    model_dir, named = tiny_checkpoints["small"], set()
+    for gigabytes in (3.05, 3.15, 3.4, 4.5, 6.5):
+        options = {"device": "cpu", "dtype": "float32", "host_memory_gib": gigabytes}
+        with Container(settings=Settings(model_dir=model_dir, **options)).pipeline() as engine:
+            asked = {"prompt": "A ball.", "width": width, "height": height, "duration_s": duration_s}
+            plan = engine.plan(VideoRequest(**asked))
+            found = re.search(r"a duration of (\d+) s|a canvas of (\d+)x(\d+)", plan.advice)
+            if found is None:
+                assert plan.chosen.fits or plan.advice.startswith(("What", "Nothing"))
+                continue
+            seconds, *sides = (int(value) if value else None for value in found.groups())
+            changed = {"duration_s": seconds} if seconds else {"width": sides[0], "height": sides[1]}
+            named.add(found[0])
+            assert engine.plan(VideoRequest(**{**asked, **changed})).chosen.fits
+    assert named or width * height < 40_000
+
+
+def test_encoding_is_planned_without_the_denoiser(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    """A bundle is made where the rest of the request does not fit; what even encoding lacks room for is refused; and
+    beside a denoiser that is loaded the whole request counts."""
+    request = VideoRequest(prompt="A ball.", width=1344, height=768, steps=1)
+    options = {"model_dir": tiny_checkpoints["small"], "device": "cpu", "dtype": "float32"}
+    with Container(settings=Settings(**options, host_memory_gib=3.2)).pipeline() as engine:
+        assert not engine.plan(request).chosen.fits
+        engine.encode(request, tmp_path / "bundle")
+        assert (tmp_path / "bundle").is_dir()
+        engine.prepare()
+        with pytest.raises(ContractError, match="does not fit"):
+            engine.encode(request, tmp_path / "another")
+    with (
+        Container(settings=Settings(**options, host_memory_gib=1)).pipeline() as engine,
+        pytest.raises(ContractError, match="Nothing makes it fit"),
+    ):
+        engine.encode(request, tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+
+
+class CountingReader:
+    def __init__(self, reader: WeightReader, asked: list[str]) -> None:
+        self._reader, self._asked = reader, asked
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        self._asked.append(name)
+        return self._reader.get_tensor(name)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        self._asked.append(name)
+        self._reader.read_into(name, out)
+
+
+class CountingSource:
+    """Mapped weights that remember which tensors were asked for."""
+
+    def __init__(self, path: Path, asked: list[str]) -> None:
+        self._source, self._asked = MmapWeights(path), asked
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self._source.specs()
+
+    @contextmanager
+    def open(self) -> Iterator[CountingReader]:
+        with self._source.open() as reader:
+            yield CountingReader(reader, self._asked)
+
+
+def test_the_encoder_reads_the_bytes_that_are_planned(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """51 layers without the language head, each tensor once; no tensor of a later layer is asked for."""
+    model_dir = tiny_checkpoints["small"]
+    asked: list[str] = []
+    OfflineLoader(hidden_state_index=TEXT_HIDDEN_STATE, open_weights=lambda path: CountingSource(path, asked))(
+        model_dir
+    )
+    specs = MmapWeights(model_dir / "text_encoder").specs()
+    planned = weigh(MmapWeights, model_dir, "transformer", torch.float32).encoder.read
+    assert len(set(asked)) == len(asked)
+    assert sum(specs[name].byte_count for name in asked) == planned
+    unread = specs.keys() - set(asked)
+    assert unread
+    assert all(name == "lm_head.weight" or ".language_model.layers.51." in name for name in unread)
