@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import shutil
 import tempfile
@@ -10,18 +12,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from dependency_injector import providers
-from fakes import FullDisk, SpoilingKernels
+from fakes import CountingAttention, FullDisk, SpoilingKernels
 from safetensors.torch import load_file
 
 from vflash.container import Container
 from vflash.denoise_session import DenoiseSession
+from vflash.domain.progress import PipelineProgress
 from vflash.native.session import NativeEngineSession
 from vflash.settings import Settings
 from vflash_adapters.media.latent_store import SafetensorsLatentStore
-from vflash_ports.errors import CheckpointError, ClosedError, ContractError, DeliveryError, MediaError, NonFiniteError
+from vflash_adapters.tiny_checkpoint import Variant, write_tiny_checkpoint
+from vflash_ports.errors import (
+    BusyError,
+    CheckpointError,
+    ClosedError,
+    ContractError,
+    DeliveryError,
+    MediaError,
+    NonFiniteError,
+)
 
 Session = Callable[..., DenoiseSession]
 
@@ -210,3 +223,78 @@ def test_latents_that_cannot_be_saved_lie_in_a_second_place(session, bundle, tmp
     session().generate(bundle, tmp_path / "whole.safetensors")
     one, two = load_file(kept), load_file(tmp_path / "whole.safetensors")
     assert torch.equal(one["video_latents"], two["video_latents"])
+
+
+class EnoughError(Exception):
+    """What a caller raises to cancel."""
+
+
+def at_second(progress: PipelineProgress) -> None:
+    if progress.completed == 2:
+        raise EnoughError
+
+
+@pytest.mark.parametrize("residency", ["resident", "block-ring"])
+def test_cancelling_stops_within_one_evaluation(make, ask, session, bundle, tmp_path, residency):
+    """At evaluation 2 of 50 no third one begins, nothing is written, loading is charged to the request that follows,
+    and its latents are those of a fresh session."""
+    make().encode(ask(steps=50), tmp_path / "long")
+    attention = CountingAttention()
+    native = session(attention=attention, weight_residency=residency)
+    with pytest.raises(EnoughError):
+        native.generate(tmp_path / "long", tmp_path / "cancelled", progress_callback=at_second, profile_denoise=True)
+    assert {evaluation for evaluation, _ in attention.calls} == {0, 1}
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "long"}
+    times = native.generate(bundle, tmp_path / "next")["session"]
+    assert times["request_index"] == 2
+    assert times["initialization_charged_seconds"] == times["initialization_seconds"] > 0
+    session(attention=CountingAttention()).generate(bundle, tmp_path / "fresh")
+    one, two = (load_file(tmp_path / name)["video_latents"] for name in ("next", "fresh"))
+    assert torch.equal(one, two)
+
+
+def test_a_running_session_is_busy(session, bundle, tmp_path):
+    """From its own callback neither another request, nor `prepare`, nor `close` gets in; the request is unharmed."""
+    native, refused = session(), []
+
+    def intrude(_: PipelineProgress) -> None:
+        for intrusion in (lambda: native.generate(bundle, tmp_path / "other"), native.prepare, native.close):
+            with pytest.raises(BusyError, match="a request is running"):
+                intrusion()
+            refused.append(intrusion)
+
+    native.generate(bundle, tmp_path / "out", progress_callback=intrude)
+    assert len(refused) == 6
+    assert (tmp_path / "out").exists()
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("residency", ["resident", "block-ring"])
+def test_twenty_profiled_requests_do_not_grow_a_session(session, bundle, tmp_path, residency):
+    """After the first few, twenty more add under 1 % of resident memory, their profiles included; all are equal."""
+    native = session(weight_residency=residency)
+
+    def run(number: int) -> torch.Tensor:
+        native.generate(bundle, tmp_path / f"{number}.safetensors", profile_denoise=True)
+        return load_file(tmp_path / f"{number}.safetensors")["video_latents"]
+
+    first, *_ = [run(number) for number in range(5)]
+    before = held()
+    assert all(torch.equal(run(number), first) for number in range(5, 25))
+    assert held() - before < 0.01 * before
+
+
+def held() -> int:
+    """Resident memory, once the C library has given back what it keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return psutil.Process().memory_info().rss
+
+
+def test_an_encoder_with_other_weights_is_refused(session, bundle, tmp_path):
+    """Two checkpoints of one shape: the bundle of one is none for the other, and nothing loads."""
+    write_tiny_checkpoint(tmp_path / "twin", dimensions=Variant.SMALL, seed=1)
+    native = session(tmp_path / "twin")
+    with pytest.raises(CheckpointError, match="was encoded with another encoder"):
+        native.generate(bundle, tmp_path / "out")
+    assert native.initialization_seconds == 0

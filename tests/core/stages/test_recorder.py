@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,36 @@ def test_what_is_inside_takes_no_longer_than_what_is_around_it(tiny_checkpoints:
     assert profile["instrumentation"] == "perf_counter"
     assert profile["execution_seconds_to_final_fence"] > 0
     assert len(trace["traceEvents"]) == 3 + len(recorder.spans())
+
+
+def test_the_trace_is_one_that_viewers_open(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """By the Trace Event Format: an object with `traceEvents`, each named and placed, complete events with a start and
+    a length in microseconds from zero on, and on each row nested or apart, for a viewer drops what overlaps."""
+    recorder = PhaseRecorder(CPU)
+    run(tiny_checkpoints["small"], RequestWatch(phases=recorder))
+    _, trace = recorder.finish(block_bytes=10)
+    trace = json.loads(json.dumps(trace, allow_nan=False))
+    assert trace["displayTimeUnit"] in {"ms", "ns"}
+    rows: dict[int, list[tuple[float, float]]] = {}
+    named = {event["tid"] for event in trace["traceEvents"] if event["ph"] == "M" and event["name"] == "thread_name"}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is type(event["tid"]) is int
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+        else:
+            assert event["ph"] == "M"
+    assert rows.keys() == named
+    for spans in rows.values():
+        around: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= start:
+                around.pop()
+            assert not around or end <= around[-1] + 1e-3
+            around.append(end)
 
 
 class FakeCuda:
