@@ -72,7 +72,8 @@ class ModelBytes:
 @frozen(kw_only=True)
 class Workload:
     """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack;
-    `attention_bytes` stay on the device through every stage. `encode_only`: no denoiser is there, and no frames."""
+    `attention_bytes` stay on the device through every stage. `input_bytes` are pixels and waveforms from files, in host
+    memory. `encode_only`: no denoiser is there, and no frames."""
 
     facts: ModelFacts
     model: ModelBytes
@@ -85,6 +86,7 @@ class Workload:
     video_decoder: VideoDecoderChoice = VideoDecoderChoice.DIFFUSERS
     adapter_bytes: int = 0
     attention_bytes: int = 0
+    input_bytes: int = 0
     encode_only: bool = False
 
 
@@ -196,8 +198,8 @@ def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> in
     # From a device, frames come to the host as bytes.
     frames = DELIVERY_COPIES * values * (FLOAT32 if work.on_cpu else 1)
     if work.on_cpu:
-        return PROCESS_BYTES + device + arena + frames
+        return PROCESS_BYTES + work.input_bytes + device + arena + frames
     # Weights on their way to the device pass straight from the mapped files; only what waits is held.
     waiting = options.keep and options.placement is ModelPlacement.SWAP
     masters = model.encoder.loaded + model.codec.loaded if waiting else 0
-    return PROCESS_BYTES + masters + arena + frames
+    return PROCESS_BYTES + work.input_bytes + masters + arena + frames

@@ -20,7 +20,7 @@ from vflash.domain.plan import Plan, replan
 from vflash.domain.request import VideoRequest
 from vflash.model.load import stack_bytes
 from vflash.stages.backends import Backends, check_device
-from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput
+from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput, tensors_of
 from vflash.stages.inventory import weigh
 from vflash_ports.attention import SegmentKind
 from vflash_ports.errors import ContractError
@@ -101,7 +101,8 @@ class Foresight:
 
     def workload(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Workload:
         rows = planned_rows(request.prompt, gathered, facts)
-        return self._workload(gathered.plan, rows, _pixels(gathered), facts)
+        work = self._workload(gathered.plan, rows, _pixels(gathered), facts)
+        return evolve(work, input_bytes=sum(tensor.nbytes for item in gathered.inputs for tensor in tensors_of(item)))
 
     def _workload(self, plan: Plan, rows: Rows, pixels: Pixels, facts: ModelFacts) -> Workload:
         return Workload(

@@ -87,6 +87,13 @@ def gather(
     return Gathered(plan=plan, inputs=tuple(inputs))
 
 
+def tensors_of(item: Input) -> list[torch.Tensor]:
+    """What an input holds of a file, in one order."""
+    if isinstance(item, VideoInput):
+        return [item.frames] if item.waveform is None else [item.frames, item.waveform]
+    return [item.waveform if isinstance(item, SoundInput) else item.pixels]
+
+
 def _reference(item: Reference, number: int, plan: Plan, facts: ModelFacts, reader: ReferenceReader) -> Input:
     what = f"reference {number} ({item.path})"
     if item.kind is ReferenceKind.PICTURE:

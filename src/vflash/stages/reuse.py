@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from vflash.domain.fields import shown
 from vflash.stages.encode import Conditioning
-from vflash.stages.gather import Gathered
+from vflash.stages.gather import Gathered, tensors_of
 from vflash_ports.errors import ContractError
 
 MAX_BYTES = 128 * 2**20
@@ -81,10 +81,9 @@ def content_digest(prompt: str, gathered: Gathered) -> str:
     digest = hashlib.sha256(f"{gathered.plan.mode}\0{gathered.plan.canvas}\0{prompt}\0".encode())
     for item in gathered.inputs:
         digest.update(type(item).__name__.encode() + str(getattr(item, "last", "")).encode())
-        for tensor in (getattr(item, name, None) for name in ("pixels", "frames", "waveform")):
-            if tensor is not None:
-                digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-                digest.update(tensor.contiguous().numpy().tobytes())
+        for tensor in tensors_of(item):
+            digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 

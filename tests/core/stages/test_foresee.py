@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vflash.container import Container
 from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice
 from vflash.domain.footprint import Pixels, Rows, block_bytes, decode_bytes, denoise_bytes, table_bytes
+from vflash.domain.memory import need
 from vflash.domain.model_facts import TEXT_HIDDEN_STATE, read_model_facts
 from vflash.domain.plan import Plan, plan_request
 from vflash.domain.request import VideoRequest
@@ -307,3 +308,23 @@ def test_the_encoder_reads_the_bytes_that_are_planned(tiny_checkpoints: Mapping[
     unread = specs.keys() - set(asked)
     assert unread
     assert all(name == "lm_head.weight" or ".language_model.layers.51." in name for name in unread)
+
+
+def test_what_was_read_from_files_counts_against_the_host(tiny_checkpoints: Mapping[str, Path]) -> None:
+    """Every byte of pixels and sound that waits in host memory for the encoders."""
+    facts = read_model_facts(tiny_checkpoints["small"])
+    plan = plan_request(VideoRequest(prompt="x", width=64, height=64, steps=2), facts)
+    video = torch.zeros(48, 64, 96, 3, dtype=torch.uint8)
+    inputs = (
+        PictureInput(pixels=torch.zeros(64, 64, 3, dtype=torch.uint8)),
+        VideoInput(frames=video, waveform=torch.zeros(2, 64_000), sampled=sample_frames(48, what="x")),
+        SoundInput(waveform=torch.zeros(2, 32_000)),
+    )
+    settings = Settings(model_dir=tiny_checkpoints["small"], device="cpu", dtype="float32")
+    foresight = Container(settings=settings).foresight()
+    request = VideoRequest(prompt="x")
+    work = foresight.workload(request, Gathered(plan=plan, inputs=inputs), facts)
+    assert work.input_bytes == 64 * 64 * 3 + video.nbytes + 4 * 2 * (64_000 + 32_000)
+    free = evolve(work, input_bytes=0)
+    assert need(work, foresight.options).host - need(free, foresight.options).host == work.input_bytes
+    assert foresight.workload(request, Gathered(plan=plan, inputs=()), facts).input_bytes == 0
