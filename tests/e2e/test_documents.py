@@ -63,7 +63,7 @@ def style_adapter(model: Path) -> dict[str, torch.Tensor]:
 def environment() -> dict[str, str]:
     """The documents' commands, on a machine without a GPU."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "VFLASH_DEVICE": "cpu", "VFLASH_DTYPE": "float32"}
+    return {**os.environ, "PATH": path, "VFLASH_DEVICE": "cpu", "VFLASH_DTYPE": "float32", "OMP_NUM_THREADS": "1"}
 
 
 def run(command: list[str], cwd: Path) -> None:

@@ -31,6 +31,9 @@ def demo(
     judge: Annotated[
         bool, typer.Option("--judge", help="Measure the clip and say what of the caption is right.")
     ] = False,
+    folder: Annotated[
+        bool, typer.Option("--folder", help="Make no clip; print the folder of the model, for --model.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Five seconds with sound from a tiny H3, trained on moving shapes: what it knows is in docs/tiny-h3.md.
@@ -41,6 +44,10 @@ def demo(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from vflash.commands import Commands
 
+    if folder:
+        found = str(Commands.demo_checkpoint(cache_folder()))
+        print(json.dumps({"folder": found}) if as_json else found)
+        return
     objection = Commands.caption_objection(prompt)
     if objection is not None:
         if judge:
@@ -50,8 +57,8 @@ def demo(
     request = {"prompt": prompt, **CANVAS, "steps": EVALUATIONS, "seed": seed}
     run({"model_dir": model, "device": "cpu", "dtype": "float32"}, request, output, as_json=as_json)
     if judge:
-        found = Commands.clip_verdict(output, prompt)
-        print(json.dumps(found, ensure_ascii=False)) if as_json else print_table(found)
+        verdict = Commands.clip_verdict(output, prompt)
+        print(json.dumps(verdict, ensure_ascii=False)) if as_json else print_table(verdict)
 
 
 def cache_folder() -> Path:

@@ -84,3 +84,14 @@ def test_the_judge_needs_known_words(asked: list[tuple[Any, ...]], invoke: Invok
     assert isinstance(answer.exception, ContractError)
     assert "--judge needs a caption" in str(answer.exception)
     assert not asked
+
+
+def test_the_folder_alone_is_printed(asked: list[tuple[Any, ...]], invoke: Invoke, tmp_path: Path) -> None:
+    """One line that a shell puts behind --model, with the LoRA inside; no clip is made."""
+    answer = invoke("--folder")
+    (line,) = answer.stdout.splitlines()
+    assert Path(line).is_relative_to(tmp_path / "cache")
+    assert (Path(line) / "model_index.json").exists()
+    assert (Path(line) / "turbo-lora.safetensors").exists()
+    assert json.loads(invoke("--folder", "--json").stdout) == {"folder": line}
+    assert (answer.exit_code, answer.stderr, asked) == (0, "", [])
