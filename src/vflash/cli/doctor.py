@@ -11,7 +11,7 @@ import typer
 from vflash.cli import options
 
 
-def doctor(model: options.Model = None, as_json: options.Json = False) -> None:
+def doctor(model: options.Model = None, as_json: options.JsonReport = False) -> None:
     """Look at packages, devices and FFmpeg; with --model also at every config and weight header of a checkpoint."""
     from vflash.commands import Commands
 

@@ -19,7 +19,7 @@ def inspect(
     clip_frames: Annotated[
         int, typer.Option(help="Where jumps of the mean are looked for: every so many frames.", min=1)
     ] = 17,
-    as_json: options.Json = False,
+    as_json: options.JsonReport = False,
 ) -> None:
     """Count, time and listen: streams, loudness, clipping, black and frozen frames, jumps at clip boundaries."""
     from vflash.commands import Commands

@@ -21,7 +21,7 @@ def judge(
     require: Annotated[
         float, typer.Option(help="Exit 1 if a smaller share of the attributes is right.", min=0.0, max=1.0)
     ] = 0.0,
-    as_json: options.Json = False,
+    as_json: options.JsonReport = False,
 ) -> None:
     """Measure colour, shape, motion, pitch, rhythm, pan and sync by classical means, each against the caption."""
     from vflash.commands import Commands

@@ -23,6 +23,7 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="TOML with [settings] and [request]; options given here win.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Progress as JSON lines on stderr, the receipt on stdout.")]
+JsonReport = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")]
 ProfileDenoise = Annotated[
     bool, typer.Option("--profile-denoise", help="Time every piece of the denoising, and write a trace for Perfetto.")
 ]

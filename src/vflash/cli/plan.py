@@ -15,7 +15,7 @@ STAND_IN_PROMPT = "A prompt of about fifty tokens, which is what most are; its l
 
 
 @takes(request=REQUEST, settings=SETTINGS)
-def plan(given: Given, as_json: options.Json = False) -> None:
+def plan(given: Given, as_json: options.JsonReport = False) -> None:
     """Device, pinned and host memory and bytes to read, for every weight residency and linear; exit 1 if it won't fit.
 
     It takes what generate takes, so that one command line serves both. The prompt may be left out: a text of usual

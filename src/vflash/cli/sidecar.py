@@ -52,7 +52,7 @@ def verify(
 
 
 @app.command()
-def inspect(sidecar: Sidecar, as_json: options.Json = False) -> None:
+def inspect(sidecar: Sidecar, as_json: options.JsonReport = False) -> None:
     """Sizes, ratios per dtype, writers and usable merges, from the manifest alone."""
     from vflash.commands import Commands
 
