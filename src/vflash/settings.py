@@ -111,6 +111,7 @@ _AT_WORK: tuple[tuple[Callable[[Settings], bool], str, tuple[str, ...]], ...] = 
             *("veda_target_budget", "veda_reference_budget"),
         ),
     ),
+    (lambda settings: settings.device != "cpu", "device", ("device_memory_gib",)),
     (lambda settings: settings.linear is not Linear.BF16, "linear", ("fp8_kernels",)),
     (
         lambda settings: Linear.W8A8 is settings.linear or VideoDecoderChoice.FUSED_FP8 is settings.video_decoder,

@@ -128,6 +128,13 @@ def test_a_setting_that_would_change_nothing_is_refused(name):
         Settings(model_dir="model", **{name: value})
 
 
+def test_a_cpu_has_no_device_memory():
+    """Its room is the host's, `host_memory_gib`; a figure that would be ignored is refused."""
+    Settings(model_dir="model", device="cpu", host_memory_gib=64)
+    with pytest.raises(ContractError, match=r"^device_memory_gib is given, but device is cpu; drop it$"):
+        Settings(model_dir="model", device="cpu", device_memory_gib=24)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("media_video_encoder", "h264_nvenc"), ("media_video_threads", 2), ("media_preset", "slow"), ("media_crf", 20)],

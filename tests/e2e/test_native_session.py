@@ -169,7 +169,7 @@ def test_a_failed_execution_retires_the_session(session, bundle, tmp_path):
 def test_a_bundle_that_cannot_fit_is_refused(session, bundle, tmp_path):
     """The plan speaks before anything loads."""
     native = session()
-    small = session(device_memory_gib=1, host_memory_gib=1)
+    small = session(host_memory_gib=1)
     with pytest.raises(ContractError, match=r"the host has 1\.0 GiB"):
         small.generate(bundle, tmp_path / "out")
     assert small.initialization_seconds == native.initialization_seconds == 0
