@@ -49,7 +49,9 @@ def _packages() -> dict[str, str]:
 
 def _devices() -> dict[str, str]:
     devices = {"cpu": f"{torch.get_num_threads()} threads"}
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    if not torch.cuda.is_available():
+        return devices | {"cuda": "none that torch sees: give --device cpu, or set VFLASH_DEVICE=cpu"}
+    for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         devices[f"cuda:{index}"] = (
             f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, sm_{properties.major}{properties.minor}"

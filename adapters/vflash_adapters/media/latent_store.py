@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,11 @@ class SafetensorsLatentStore:
     """`video_latents` [1, C, T, h, w] and `audio_latents` [2, audio_C, A], both float32 in normalised space."""
 
     def check(self, path: Path) -> None:
+        if os.path.lexists(path):
+            raise MediaError(
+                f"latents {path} exists already, perhaps of a run that failed: go on from it with vflash decode, "
+                "choose another name, or move it away"
+            )
         check_target(path, "")
 
     def save(self, latents: Latents, path: Path) -> None:

@@ -34,7 +34,8 @@ def open_media(path: Path, limits: ReferenceLimits, *, what: str) -> Iterator[In
     except MediaError:
         raise
     except (av.FFmpegError, ValueError, OverflowError, EOFError, MemoryError) as error:
-        raise MediaError(f"{what} {path} cannot be read as video or sound: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # libav's words without its number and the path again
+        raise MediaError(f"{what} {path} cannot be read as video or sound: {reason}") from error
 
 
 def moving_streams(container: InputContainer) -> list[VideoStream]:

@@ -46,7 +46,7 @@ def check_aspect(what: str, width: float, height: float) -> None:
 
 def canvas_for_aspect(width: float, height: float, *, multiple: int, short_edge: int, max_pixels: int) -> Canvas:
     """The model's own canvas for an aspect ratio: short edge first, then the area cap, then rounding to `multiple`."""
-    check_aspect("the aspect ratio of the first picture or video", width, height)
+    check_aspect("without width and height, the aspect of the first picture or video", width, height)
     ratio = width / height
     w, h = (short_edge * ratio, float(short_edge)) if ratio >= 1.0 else (float(short_edge), short_edge / ratio)
     area = w * h
