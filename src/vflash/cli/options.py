@@ -118,7 +118,10 @@ HostMemory = Annotated[
     typer.Option("--host-memory-gib", help="Plan for this much instead of what is free.", rich_help_panel=BACKENDS),
 ]
 WeightReading = Annotated[
-    str | None, typer.Option(help="mmap, buffered or sidecar  [default: mmap]", rich_help_panel=BACKENDS)
+    str | None,
+    typer.Option(
+        help="Of the denoiser and the VAEs: mmap, buffered or sidecar  [default: mmap]", rich_help_panel=BACKENDS
+    ),
 ]
 WeightReadWorkers = Annotated[
     int | None, typer.Option(help="Readers of buffered and sidecar: 1, 2, 4 or 8", rich_help_panel=BACKENDS)
