@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ VIDEO = "video_latents"
 AUDIO = "audio_latents"
 # 15 s at 2048x2048 is under 170 MiB; a larger file was never ours.
 MAX_FILE_BYTES = 4 << 30
+TAKEN = ", perhaps of a run that failed: go on from it with vflash decode, choose another name, or move it away"
 
 
 @frozen(kw_only=True)
@@ -26,12 +26,7 @@ class SafetensorsLatentStore:
     """`video_latents` [1, C, T, h, w] and `audio_latents` [2, audio_C, A], both float32 in normalised space."""
 
     def check(self, path: Path) -> None:
-        if os.path.lexists(path):
-            raise MediaError(
-                f"latents {path} exists already, perhaps of a run that failed: go on from it with vflash decode, "
-                "choose another name, or move it away"
-            )
-        check_target(path, "")
+        check_target(path, "", what="latents", taken=TAKEN)
 
     def save(self, latents: Latents, path: Path) -> None:
         """Atomic, durable, never over an existing file. `MediaError` or `DeliveryError` says why it could not be."""

@@ -20,16 +20,20 @@ AT_FDCWD = -100
 RENAME_NOREPLACE = 1
 
 
-def check_target(path: Path, suffix: str) -> None:
-    """`MediaError` unless `path` could be published now: right suffix, folder there and writable, nothing at `path`."""
+def check_target(
+    path: Path, suffix: str, *, what: str = "output", taken: str = ": choose another name or move it away"
+) -> None:
+    """`MediaError` unless `path` could be published now: right suffix, folder there and writable, nothing at `path`.
+
+    `taken` ends the sentence that `what` exists already."""
     if suffix and path.suffix.lower() != suffix:
         raise MediaError(f"output {path} must end in {suffix}")
     if os.path.lexists(path):
-        raise MediaError(f"output {path} exists already: choose another name or move it away")
+        raise MediaError(f"{what} {path} exists already{taken}")
     if not path.parent.is_dir():
         raise MediaError(f"output folder {path.parent} does not exist: create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise MediaError(f"output folder {path.parent} is not writable")
+        raise MediaError(f"output folder {path.parent} is not writable: choose another, or change its permissions")
     _scratch_folder(path).rmdir()  # what permissions do not tell: some folders take nothing new, whoever asks
 
 
