@@ -200,6 +200,7 @@ def test_guidance_pushes_away_from_what_is_unsaid() -> None:
     unsaid_text = model.encoder(torch.full_like(example.ids, 7))
     unsaid = model.denoiser.velocities(parameters, attrs.evolve(noised, text=unsaid_text), layout)[0]
     assert torch.allclose(push, 2.0 * (said - unsaid), atol=1e-6)
+    assert torch.equal(guidance.push(example, noised, said=said), push), "a known velocity is not computed again"
     assert push[0].abs().max() > 1e-4
     losses = []
     for given in (None, guidance):

@@ -24,11 +24,12 @@ class Guidance:
     scale: float
 
     @torch.no_grad()
-    def push(self, example: Example, noised: Noised) -> torch.Tensor:
-        """What guidance adds to the video velocity, [B, Lv, 96]: (scale - 1) * (said - unsaid)."""
-        said, unsaid = (
-            self._velocity(example, noised, ids) for ids in (example.ids, torch.full_like(example.ids, self.silent))
-        )
+    def push(self, example: Example, noised: Noised, said: torch.Tensor | None = None) -> torch.Tensor:
+        """What guidance adds to the video velocity, [B, Lv, 96]: (scale - 1) * (said - unsaid). `said` is the
+        teacher's own velocity, where it is known."""
+        if said is None:
+            said = self._velocity(example, noised, example.ids)
+        unsaid = self._velocity(example, noised, torch.full_like(example.ids, self.silent))
         return (self.scale - 1.0) * (said - unsaid)
 
     def _velocity(self, example: Example, noised: Noised, ids: torch.Tensor) -> torch.Tensor:

@@ -34,8 +34,8 @@ def sample(
     parameters: Mapping[str, torch.Tensor] | None = None,
     guidance: Guidance | None = None,
 ) -> Rows:
-    """From pure noise to data. `parameters` stand in for the model's own (a LoRA merged in, say); `guidance` is added
-    at every evaluation."""
+    """From pure noise to data. `parameters` stand in for the model's own (a LoRA merged in, say); `guidance`,
+    whose teacher must be what is sampled, is added at every evaluation."""
     places = grid(1.0, 0.0, evaluations, example.video.device)
     start = Rows(audio=noise.audio, video=noise.video)
     return integrate(model, example, start, places, model.encoder(example.ids), parameters, guidance)
@@ -56,7 +56,7 @@ def integrate(
         noised = at_place(example, rows, now, text)
         video, audio = model.denoiser.velocities(parameters or model.parameters, noised, example.layout)
         if guidance is not None:
-            video = video + guidance.push(example, noised)
+            video = video + guidance.push(example, noised, said=video)
         rows = step(rows, (video, audio), now, following)
     return rows
 
