@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tiny_h3.plan import CANVASES, RunPlan
 from tiny_h3.run import run
 from tiny_h3.scenes import draw_scenes
 from tiny_h3.sizes import TOY
-from tiny_h3.stage import Budget, Progress, load_state
+from tiny_h3.stage import Budget, Progress, SaveClock, load_state
 from tiny_h3.text import open_presenter
 from tiny_h3.train_denoiser import REFERENCE_PARTS
 from tiny_h3.turbo import load_adapter
@@ -177,3 +178,13 @@ def test_a_budget_ends_by_steps_or_seconds() -> None:
         progress.step += 1
     assert shares == [0.0, 0.25, 0.5, 0.75]
     assert Progress(budget=Budget(seconds=1e-9)).done
+
+
+def test_a_state_is_saved_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each time the interval has passed, and not in between, whether or not the budget has seconds."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock, found = SaveClock(last=100.0), []
+    for now[0] in (101.0, 129.0, 130.0, 131.0, 159.0, 200.0):
+        found.append(clock.due())
+    assert found == [False, False, True, False, False, True]

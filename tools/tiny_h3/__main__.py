@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from attrs import fields
+
 from tiny_h3.asset import pack_checkpoint, pack_run
 from tiny_h3.audio_vae import train_audio_vae
 from tiny_h3.export import export_checkpoint, size_of
@@ -57,9 +59,9 @@ def new_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=520.0)
     parser.add_argument("--steps", type=int, default=None, help="at most this many steps a stage")
     parser.add_argument("--toy", action="store_true", help="toy dimensions, for a smoke test")
-    parser.add_argument("--clips", type=int, default=48_000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--clips", type=int, default=fields(RunPlan).clips.default)
+    parser.add_argument("--batch", type=int, default=fields(RunPlan).batch.default)
+    parser.add_argument("--prompts", type=int, default=fields(RunPlan).prompts.default)
     parser.add_argument("--canvas", type=canvas, action="append", help="as 128x96; once for each, the judged one first")
     parser.add_argument("--no-compile", action="store_true")
     return parser
@@ -75,7 +77,7 @@ def plan_of(args: argparse.Namespace) -> RunPlan:
         batch=args.batch,
         prompts=args.prompts,
         compiled=not args.no_compile,
-        canvases=CANVASES if args.canvas is None else tuple(args.canvas),
+        canvases=tuple(args.canvas or CANVASES),
     )
 
 

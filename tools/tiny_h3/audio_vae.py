@@ -19,7 +19,7 @@ from tiny_h3.alias_free import fuse_activations
 from tiny_h3.audio_code import audio_code, code_statistics
 from tiny_h3.graphed import GraphedStep
 from tiny_h3.scenes import Scenes, SceneStream
-from tiny_h3.stage import Budget, Log, Progress, learning_rate, load_state, pick_device, save_state
+from tiny_h3.stage import Budget, Log, Progress, SaveClock, learning_rate, load_state, pick_device, save_state
 from tiny_h3.world import AUDIO_LATENTS, HOP, render_audio
 from vflash_adapters.tiny_checkpoint import Dimensions
 
@@ -32,7 +32,6 @@ CODE_NOISE = 0.15
 LOG_DEVIATION = -4.0
 """What the encoder says of its own spread."""
 SPREAD_WEIGHT = 0.01
-SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10, 40)
 
 
@@ -66,7 +65,7 @@ def train_audio_vae(job: AudioVaeJob) -> None:
     )
     spread = torch.tensor(statistics["latents_std"], device=device)[:, None]
     step = _step(vae, optimiser, spread, job, log)
-    progress, done, saved = Progress(budget=job.budget), int(facts.get("steps", 0)), 0.0
+    progress, done, clock = Progress(budget=job.budget), int(facts.get("steps", 0)), SaveClock()
     stream = SceneStream(job.batch, job.seed * 1_000_003 + done, device)
     while not progress.done:
         rate.fill_(learning_rate(PEAK_RATE, progress.share, progress.step))
@@ -77,8 +76,7 @@ def train_audio_vae(job: AudioVaeJob) -> None:
         if progress.step % 200 == 0 or progress.step in FIRST_LOGGED:
             graphed = step.failure or step.graphed
             log.write(step=done + progress.step, share=progress.share, graph=graphed, **_named(parts))
-        if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
-            saved = progress.share
+        if clock.due():
             save_state(job.state, vae.state_dict(), {"steps": done + progress.step, **statistics}, torch.float16)
     save_state(job.state, vae.state_dict(), {"steps": done + progress.step, **statistics}, torch.float16)
     log.write(step=done + progress.step, share=1.0, **_named(parts))

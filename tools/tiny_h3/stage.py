@@ -19,6 +19,7 @@ from vflash_adapters.tiny_checkpoint.weights import TRANSFORMER_FLOAT32
 
 State = dict[str, torch.Tensor]
 Result = TypeVar("Result")
+SAVE_EVERY_S = 30.0
 
 
 @frozen(kw_only=True)
@@ -51,6 +52,20 @@ class Progress:
     @property
     def done(self) -> bool:
         return self.share >= 1.0
+
+
+@define
+class SaveClock:
+    """`due()` once every `SAVE_EVERY_S`, whatever the budget is; a stage that is cut off loses no more."""
+
+    last: float = field(factory=time.perf_counter)
+
+    def due(self) -> bool:
+        now = time.perf_counter()
+        if now - self.last < SAVE_EVERY_S:
+            return False
+        self.last = now
+        return True
 
 
 def learning_rate(peak: float, share: float, step: int, *, warmup: int = 100, decay: float = 0.4) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,14 +16,13 @@ from tiny_h3.guidance import Guidance
 from tiny_h3.model import TEXT, Model, open_model
 from tiny_h3.muon import Optimiser
 from tiny_h3.pool import Pool
-from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate, save_state
+from tiny_h3.stage import Budget, Log, Progress, SaveClock, compute_dtype, learning_rate, save_state
 from tiny_h3.tasks import Example, Laying, Task, draw_base, draw_noise, noised_at
 from tiny_h3.text import Presenter
 from vflash_adapters.tiny_checkpoint import Dimensions
 
 MATRIX_RATE, OTHER_RATE = 0.02, 2e-3
 AVERAGE = 0.998
-SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10)
 JOINT = {Task.T2VA: 0.48, Task.I2VA: 0.12, Task.L2VA: 0.10, Task.FL2VA: 0.08, Task.REF2VA: 0.22}
 KEYFRAMES_ONLY = {Task.T2VA: 0.45, Task.I2VA: 0.22, Task.L2VA: 0.15, Task.FL2VA: 0.18}
@@ -64,7 +62,7 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
     done = int(facts.get("steps", 0)) if source == job.state else 0
     generator = torch.Generator().manual_seed(job.seed + done)
     log, progress = Log(path=job.log, stage=job.stage), Progress(budget=job.budget)
-    company, saved = _company(job, training), time.perf_counter()
+    company, clock = _company(job, training), SaveClock()
     while not progress.done:
         if company is not None and progress.step % EVERY_STEPS == 0:
             company.exchange(progress)
@@ -74,8 +72,7 @@ def train_denoiser(job: DenoiserJob, pools: list[Pool], presenter: Presenter, de
         if progress.step % 50 == 0 or progress.step in FIRST_LOGGED or progress.done:
             graphs = training.steps.state()
             log.write(step=done + progress.step, share=progress.share, task=task, graphs=graphs, **_named(parts))
-        if time.perf_counter() - saved > SAVE_EVERY_S:
-            saved = time.perf_counter()
+        if clock.due():
             save_state(job.state, training.average, {"steps": done + progress.step}, torch.bfloat16)
     if company is not None:
         company.leave()

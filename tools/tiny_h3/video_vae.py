@@ -16,7 +16,17 @@ from torch.func import functional_call
 
 from tiny_h3.muon import Optimiser
 from tiny_h3.scenes import BACKGROUNDS, Scenes, SceneStream, draw_scenes
-from tiny_h3.stage import Budget, Log, Progress, compute_dtype, learning_rate, load_state, pick_device, save_state
+from tiny_h3.stage import (
+    Budget,
+    Log,
+    Progress,
+    SaveClock,
+    compute_dtype,
+    learning_rate,
+    load_state,
+    pick_device,
+    save_state,
+)
 from tiny_h3.world import render_video
 from vflash_adapters.judge.palette import BACKGROUND_RGB
 from vflash_adapters.tiny_checkpoint import Dimensions
@@ -31,7 +41,6 @@ PIXEL_STD = (0.229, 0.224, 0.225)
 KL_WEIGHT = 2e-3
 OBJECT_WEIGHT = 6.0
 PEAK_RATE, MATRIX_RATE = 1.5e-3, 0.02
-SAVE_EVERY_S = 30.0
 FIRST_LOGGED = (1, 10, 40)
 
 
@@ -60,7 +69,7 @@ def train_video_vae(job: VideoVaeJob) -> None:
     named = dict(vae.named_parameters())
     hidden = [name for name, value in named.items() if "decoder.transformer_blocks" in name and value.ndim == 2]
     optimiser = Optimiser(named, hidden, matrix_rate=MATRIX_RATE, other_rate=PEAK_RATE)
-    progress, done, saved = Progress(budget=job.budget), int(facts.get("steps", 0)), 0.0
+    progress, done, clock = Progress(budget=job.budget), int(facts.get("steps", 0)), SaveClock()
     stream = SceneStream(job.batch, job.seed * 1_000_003 + done, device)
     while not progress.done:
         height, width = job.canvases[progress.step % len(job.canvases)]
@@ -71,8 +80,7 @@ def train_video_vae(job: VideoVaeJob) -> None:
         progress.step += 1
         if progress.step % 100 == 0 or progress.step in FIRST_LOGGED:
             log.write(step=done + progress.step, share=progress.share, **{k: float(v) for k, v in parts.items()})
-        if progress.share - saved > SAVE_EVERY_S / (job.budget.seconds or 1e9):
-            saved = progress.share
+        if clock.due():
             save_state(job.state, vae.state_dict(), {"steps": done + progress.step}, torch.float16)
     statistics = latent_statistics(vae, job, device)
     save_state(job.state, vae.state_dict(), {"steps": done + progress.step, **statistics}, torch.float16)
