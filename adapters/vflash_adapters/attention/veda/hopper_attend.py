@@ -14,8 +14,8 @@ import torch
 from attrs import frozen
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from vflash_adapters.attention.hopper.softmax_loop import make_barriers
 from vflash_adapters.attention.veda.hopper_consumer import consume
 from vflash_adapters.attention.veda.hopper_producer import produce
 from vflash_adapters.attention.veda.kept_lists import KeptLists
@@ -75,12 +75,12 @@ def _attend_hopper(
     v_s = gl.allocate_shared_memory(dtype, [V_SLOTS, 128, D], shared)
     item_s = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Full: 128 copying threads arrive, or the one that publishes an item. Empty: both computing warpgroups do.
-    q_full, q_empty = _barriers(2, 128), _barriers(2, 2)
-    k_full, k_empty = _barriers(K_SLOTS, 128), _barriers(K_SLOTS, 2)
-    v_full, v_empty = _barriers(V_SLOTS, 128), _barriers(V_SLOTS, 2)
-    item_full, item_empty = _barriers(2, 1), _barriers(2, 2)
+    q_full, q_empty = make_barriers(2, 128), make_barriers(2, 2)
+    k_full, k_empty = make_barriers(K_SLOTS, 128), make_barriers(K_SLOTS, 2)
+    v_full, v_empty = make_barriers(V_SLOTS, 128), make_barriers(V_SLOTS, 2)
+    item_full, item_empty = make_barriers(2, 1), make_barriers(2, 2)
     memory = (q_s, k_s, v_s, item_s)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, _barriers(2, 1))
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, make_barriers(2, 1))
     strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
     inputs, tables = (q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr), (lists_ptr, rows_ptr)
     # Every row of a head is read as a query by one item only, which then writes its result there.
@@ -94,11 +94,3 @@ def _attend_hopper(
         [4, 4],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers

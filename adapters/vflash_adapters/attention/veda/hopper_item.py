@@ -7,11 +7,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-KEYS = gl.constexpr(128)
+from vflash_adapters.attention.hopper.softmax_loop import KEYS
+
 QUARTER = gl.constexpr(32)
 PER_BLOCK = gl.constexpr(4)
 CODE = gl.constexpr(64)
-HALF = gl.constexpr(64)
 FIELDS = gl.constexpr(8)
 
 
@@ -44,8 +44,9 @@ def key_rows(block, full_ptr, n_full, quarters_ptr, n_quarters, table, offs):
 
 
 @gluon.jit
-def mask_dead(scores, block, n_full, quarters_ptr, n_quarters, cols):
+def mask_dead(scores, block, cols, keys):
     """Minus infinity where a block of quarters holds no real row."""
+    n_full, quarters_ptr, n_quarters = keys
     first = (block - n_full) * PER_BLOCK
     live_rows = gl.full([KEYS], 0, gl.int32, cols.type.layout)
     for i in gl.static_range(PER_BLOCK):

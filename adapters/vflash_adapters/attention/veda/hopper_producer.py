@@ -9,7 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from vflash_adapters.attention.veda.hopper_item import FIELDS, HALF, KEYS, fields, key_rows
+from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS
+from vflash_adapters.attention.veda.hopper_item import FIELDS, fields, key_rows
 
 # Later releases of Triton renamed it.
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -26,7 +27,7 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
     # 16 bytes a thread, whole rows by a warp; four rows a thread in sequence, so that their numbers load together.
     layout: gl.constexpr = gl.BlockedLayout([4, 8], [256 // D, D // 8], [4, 1], [1, 0])
     offs = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
-    offs_half = gl.arange(0, HALF, gl.SliceLayout(1, layout))
+    offs_half = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     offs_d = gl.arange(0, D, gl.SliceLayout(0, layout))[None, :]
     number, item = _take(items_ptr, counter_ptr, total)
     taken = 0
@@ -47,7 +48,7 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
             q_table = rows_ptr + at * KEYS
             mbarrier.wait(q_empty.index(buffer), (taken // 2 & 1) ^ 1)
             for half in gl.static_range(2):
-                q_rows = gl.load(q_table + half * HALF + offs_half, mask=half * HALF + offs_half < valid, other=0)
+                q_rows = gl.load(q_table + half * ROWS + offs_half, mask=half * ROWS + offs_half < valid, other=0)
                 _copy(q_s.index(buffer * 2 + half), q_head + (q_rows.to(gl.int64) * q_row_stride)[:, None] + offs_d)
             async_copy.mbarrier_arrive(q_full.index(buffer), increment_count=False)
             number, item = _take(items_ptr, counter_ptr, total)

@@ -1,0 +1,123 @@
+"""Gluon: one warpgroup's way through the key blocks of 64 query rows, and the barriers that it shares with the copies.
+
+While one block's product with the values runs, the next block's exponentials are taken.
+"""
+
+# Kernels are compiled by Triton, which reads no annotations.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+KEYS = gl.constexpr(128)
+ROWS = gl.constexpr(64)
+
+
+@gluon.jit
+def softmax_blocks(
+    q, keys, step, turns, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS, TURNS
+):  # fmt: skip
+    """q [64, D] -> (total, weights, weight, step): all but the last block's product, which `last_product` adds.
+
+    `keys`: blocks of keys, at least one; the first that has dead slots; and what `mask` needs to find them. `turns`:
+    this warpgroup's number among the two that take turns where `TURNS`, and its turns so far.
+    """
+    blocks, masked_from, dead = keys
+    PART, turn = turns
+    k_s, v_s = memory
+    k_full, k_empty, v_full, v_empty, turn_bars = barriers
+    score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    out_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    weights_l: gl.constexpr = gl.DotOperandLayout(0, out_l, 2)
+    out_row: gl.constexpr = gl.SliceLayout(1, out_l)
+    cols = gl.arange(0, KEYS, gl.SliceLayout(0, score_l))
+    nothing = gl.zeros([ROWS, KEYS], gl.float32, score_l)
+    total = gl.zeros([ROWS, D], gl.float32, out_l)
+
+    wait_slot(k_full, step, K_SLOTS, True)
+    k_slot = step % K_SLOTS
+    scores = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_empty.index(k_slot), count=1)
+    if masked_from == 0:
+        scores = mask(scores, 0, cols, dead)
+    top = gl.max(scores, 1) * scale_log2
+    p = gl.exp2(scores * scale_log2 - top[:, None])
+    weight = gl.sum(p, 1)
+    weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
+    wait_slot(k_full, step + 1, K_SLOTS, blocks > 1)
+    for block in range(1, blocks):
+        if TURNS:
+            take_turn(PART, turn + block - 1, turn_bars)
+        k_slot = (step + 1) % K_SLOTS
+        scores_later = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
+        wait_slot(v_full, step, V_SLOTS, True)
+        total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turn_bars.index(1 - PART), count=1)
+        scores = warpgroup_mma_wait(1, deps=[scores_later])
+        mbarrier.arrive(k_empty.index(k_slot), count=1)
+        if block >= masked_from:
+            scores = mask(scores, block, cols, dead)
+        new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+        p = gl.exp2(scores * scale_log2 - new_top[:, None])
+        fade = gl.exp2(top - new_top)
+        weight = weight * fade + gl.sum(p, 1)
+        top = new_top
+        # The assembler moves the wait for the values' product up to the start of its basic block, which would undo the
+        # overlap. Waiting here for the next keys, which are needed anyway, ends the block after the exponentials.
+        wait_slot(k_full, step + 2, K_SLOTS, block + 1 < blocks)
+        total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
+        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+        weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
+        total = total * gl.convert_layout(fade, out_row)[:, None]
+        step += 1
+    return total, weights, weight, step
+
+
+@gluon.jit
+def last_product(total, weights, weight, step, memory, barriers, D, V_SLOTS):
+    """-> [64, D] float32, normalised."""
+    _, v_s = memory
+    _, _, v_full, v_empty, _ = barriers
+    out_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    wait_slot(v_full, step, V_SLOTS, True)
+    total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
+    total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
+    mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+    return total / gl.convert_layout(weight, out_row)[:, None]
+
+
+@gluon.jit
+def take_turn(PART, turn, turn_bars):
+    """The two warpgroups hand their products to the tensor cores in turn: one's exponentials hide the other's."""
+    mbarrier.wait(turn_bars.index(PART), (turn & 1) ^ (1 - PART))
+
+
+@gluon.jit
+def wait_slot(full, step, SLOTS, wanted):
+    mbarrier.wait(full.index(step % SLOTS), step // SLOTS & 1, pred=wanted)
+
+
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def _keys(k_s, slot, D: gl.constexpr):
+    return k_s.index(slot).reshape([KEYS, D]).permute((1, 0))
+
+
+@gluon.jit
+def _values(v_s, slot, D: gl.constexpr):
+    return v_s.index(slot).reshape([KEYS, D])
