@@ -7,19 +7,22 @@ each tensor on the device when it is asked for, and a text encoder loader; every
 `vflash generate` runs. Text to video and sound, 512 rows of text, 1344x768, 5 s, 4 evaluations. Each section opens one
 pipeline, warms it up at 448x256, then times the large request; sections in order of worth:
 
-    exact        BF16, resident, `--video-decoder fused`, `--media-video-input pipe`; the large request twice (equal
-                 latents), then the small one under `profile_denoise` (equal again, and the profile must add up)
-    approximate  the same with W8A8, mean-pooled Veda and `--video-decoder fused-fp8`
-    default      BF16, resident, diffusers' video decoder, the `file` sink; latents must be the exact section's
-    fast-sums    approximate with `--fp8-fast-accum`, once
-    peer         one dense step of diffusers' transformer, all its blocks, the same weights and packed rows; velocities
-    decoders     the exact section's latents through every video decoder, and through diffusers' own one tile at a time
-    swap         BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
+    exact          BF16, resident, `--video-decoder fused`, `--media-video-input pipe`; the large request three times,
+                   with equal latents, the last under `profile_denoise`, whose profile must add up
+    approximate    the same with W8A8, mean-pooled Veda and `--video-decoder fused-fp8`
+    default        BF16, resident, diffusers' video decoder, the `file` sink; latents must be the exact section's
+    fast-sums      approximate with `--fp8-fast-accum`, once
+    all-sparse     fast-sums with `--veda-dense-edge-layers 0`, once
+    quick-encoder  all-sparse with `--media-preset veryfast`, once
+    peer           one dense step of diffusers' transformer, all its blocks, the same weights and packed rows
+    decoders       the exact section's latents through every video decoder, and through diffusers' own a tile at a time
+    swap           BF16 from the block ring, encoder and VAEs swapped; latents must be the exact section's
 
 On a CPU a tiny model runs through the same code. Needs 110 GiB of device memory and, with `swap`, of host memory too.
 
 Expected on one H200 with a busy host, computed from the run of 29 November 2026 (docs/benchmarks/2026-11-request.json):
-15 s until it begins, exact 90 s, approximate 55 s, default 45 s, fast-sums 27 s, peer 20 s, decoders 40 s, swap 70 s.
+15 s until it begins, exact 115 s, approximate 65 s, default 45 s, fast-sums, all-sparse and quick-encoder 25 s each,
+peer 20 s, decoders 40 s, swap 70 s.
 What does not fit before the deadline is left out and named.
 """
 

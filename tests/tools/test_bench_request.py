@@ -40,6 +40,8 @@ RUNS = {
     "approximate": TWICE,
     "default": ("warm-up", "large"),
     "fast-sums": ("warm-up", "large"),
+    "all-sparse": ("warm-up", "large"),
+    "quick-encoder": ("warm-up", "large"),
     "swap": ("warm-up", "large"),
     "decoders": tuple(f"{decoder} {run}" for decoder in DECODERS for run in ("warm-up", "large")),
 }
@@ -57,6 +59,7 @@ def test_every_request_is_accounted_for(report: dict[str, Any]) -> None:
             mp4 = figures["mp4"]
             assert mp4["sink"] == ("file" if section in ("default", "swap") else "pipe")
             assert (mp4["encoder"], mp4["frames"]) == ("libx264", 120)
+            assert mp4["preset"] == ("veryfast" if section == "quick-encoder" else "medium")
 
 
 def test_latents_are_the_same_bits(report: dict[str, Any]) -> None:
@@ -66,6 +69,7 @@ def test_latents_are_the_same_bits(report: dict[str, Any]) -> None:
         assert sections[section]["repeat_is_equal"]
         assert sections[section]["profiled_is_equal"]
     assert sections["default"]["large_is_exact"]
+    assert sections["quick-encoder"]["large_is_all_sparse"]
     assert sections["swap"]["warm-up_is_exact"]
     assert sections["swap"]["large_is_exact"]
 
@@ -73,6 +77,7 @@ def test_latents_are_the_same_bits(report: dict[str, Any]) -> None:
 def test_what_ran_is_what_was_named(report: dict[str, Any]) -> None:
     """By each receipt: attention, linear, residency, placement, video decoder."""
     names = ("attention", "linear", "weight_residency", "model_placement", "video_decoder")
+    quick = ("veda-meanpool", "fp8-weight-only", "resident", "together", "fused-fp8")
     found = {
         section: tuple(report["sections"][section]["large"]["backends"][name] for name in names)
         for section in RUNS
@@ -80,12 +85,17 @@ def test_what_ran_is_what_was_named(report: dict[str, Any]) -> None:
     }
     assert found == {
         "exact": ("sdpa", "bf16", "resident", "together", "fused"),
-        "approximate": ("veda-meanpool", "fp8-weight-only", "resident", "together", "fused-fp8"),
+        "approximate": quick,
         "default": ("sdpa", "bf16", "resident", "together", "diffusers"),
-        "fast-sums": ("veda-meanpool", "fp8-weight-only", "resident", "together", "fused-fp8"),
+        "fast-sums": quick,
+        "all-sparse": quick,
+        "quick-encoder": quick,
         "swap": ("sdpa", "bf16", "block-ring", "swap", "diffusers"),
     }
-    assert report["sections"]["approximate"]["large"]["attention"]["sparse_calls"] == 4
+    sparse = {
+        name: report["sections"][name]["large"]["attention"]["sparse_calls"] for name in ("approximate", "all-sparse")
+    }
+    assert sparse == {"approximate": 4, "all-sparse": 12}
 
 
 def test_the_profile_adds_up(report: dict[str, Any]) -> None:

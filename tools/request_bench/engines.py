@@ -22,6 +22,8 @@ SWAPPED = {"linear": "bf16", "weight_residency": "block-ring", "model_placement"
 FUSED = {"video_decoder": "fused", "media_video_input": "pipe"}
 FUSED_FP8 = {"video_decoder": "fused-fp8", "media_video_input": "pipe"}
 FAST_SUMS = {"fp8_fast_accum": True}
+ALL_SPARSE = {"veda_dense_edge_layers": 0}
+QUICK_ENCODER = {"media_preset": "veryfast"}
 DECODERS: Mapping[str, Mapping[str, Any]] = {
     "diffusers one by one": {"video_decoder": "diffusers", "media_video_input": "pipe", "vae_tiles_at_once": 1},
     "fused": FUSED,
@@ -51,7 +53,7 @@ class Engines:
         if not self.scale.real:
             chosen["linear"] = ON_A_CPU.get(chosen["linear"], chosen["linear"])
             if chosen.get("attention_backend", "").startswith("veda"):
-                chosen["veda_dense_edge_layers"] = 1
+                chosen.setdefault("veda_dense_edge_layers", 1)
         container = Container(
             settings=Settings(model_dir=self.model_dir, device=self.scale.device.type, dtype="bfloat16", **chosen)
         )
