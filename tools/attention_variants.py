@@ -21,7 +21,6 @@ VARIANTS: dict[str, HopperConfig | AttendConfig] = {
     "hopper": HopperConfig(),
     "hopper-3-keys": HopperConfig(k_slots=3, v_slots=2),
     "hopper-2-and-2": HopperConfig(v_slots=2),
-    "hopper-no-turns": HopperConfig(turns=False),
     "triton": AttendConfig(),
 }
 

@@ -15,7 +15,7 @@ BF16, F32, I32 = "*bf16", "*fp32", "*i32"
 HALF_PRECISION = ("q_ptr", "k_ptr", "v_ptr")
 ATTEND = {"D": 128, "ROWS": 128, "KEYS": 128, "QUARTER": 32, "CODE": 64, "FIELDS": 8, "STAGES": 4}
 REGISTERS = {"CONSUMER_REGISTERS": 208, "PRODUCER_REGISTERS": 96}
-HOPPER = {"D": 128, "K_SLOTS": 2, "V_SLOTS": 3, "TURNS": True, **REGISTERS}
+HOPPER = {"D": 128, "K_SLOTS": 2, "V_SLOTS": 3, "NARROW": True, "ONE_STRIDE": True, **REGISTERS}
 SELECT = {"TILE": 128, "QUARTER": 32, "PER_TILE": 4, "CODE": 64, "FIELDS": 8, "BLOCK": 512}
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "pool": (triton_pool._pool, {"features_ptr": F32}, {"D": 128, "ROWS": 128, "CHUNK": 16}, 1),

@@ -163,7 +163,7 @@ def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS,
     q_s, k_s, v_s = memory
     q_bars, k_bars, v_bars = barriers
     q_full, q_empty = q_bars
-    loop_bars = (k_bars[0], k_bars[1], v_bars[0], v_bars[1], k_bars[0])
+    loop_bars = (k_bars[0], k_bars[1], v_bars[0], v_bars[1])
     blocks = gl.cdiv(rows, KEYS)
     dead = rows - (blocks - 1) * KEYS
     masked_from = blocks - (rows % KEYS > 0).to(gl.int32)
@@ -175,8 +175,8 @@ def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS,
         mbarrier.wait(q_full.index(slot), taken // 2 & 1)
         q = q_s.index(slot).reshape([ROWS, D])
         made, weights, weight, last = softmax_blocks(
-            q, (blocks, masked_from, dead), step, (0, 0), scale_log2, (k_s, v_s), loop_bars, _mask_tail,
-            D, K_SLOTS, V_SLOTS, False,
+            q, (blocks, masked_from, dead), step, scale_log2, (k_s, v_s), loop_bars, _mask_tail,
+            D, K_SLOTS, V_SLOTS,
         )  # fmt: skip
         made = last_product(made, weights, weight, last, (k_s, v_s), loop_bars, D, V_SLOTS)
         place = out_ptr + batch.to(gl.int64) * out_batch_stride + head.to(gl.int64) * out_head_stride

@@ -21,17 +21,15 @@ ROWS = gl.constexpr(64)
 
 @gluon.jit
 def softmax_blocks(
-    q, keys, step, turns, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS, TURNS
+    q, keys, step, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS
 ):  # fmt: skip
     """q [64, D] -> (total, weights, weight, step): all but the last block's product, which `last_product` adds.
 
-    `keys`: blocks of keys, at least one; the first that has dead slots; and what `mask` needs to find them. `turns`:
-    this warpgroup's number among the two that take turns where `TURNS`, and its turns so far.
+    `keys`: blocks of keys, at least one; the first that has dead slots; and what `mask` needs to find them.
     """
     blocks, masked_from, dead = keys
-    PART, turn = turns
     k_s, v_s = memory
-    k_full, k_empty, v_full, v_empty, turn_bars = barriers
+    k_full, k_empty, v_full, v_empty = barriers
     score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     out_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     weights_l: gl.constexpr = gl.DotOperandLayout(0, out_l, 2)
@@ -53,14 +51,10 @@ def softmax_blocks(
     weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
     wait_slot(k_full, step + 1, K_SLOTS, blocks > 1)
     for block in range(1, blocks):
-        if TURNS:
-            take_turn(PART, turn + block - 1, turn_bars)
         k_slot = (step + 1) % K_SLOTS
         scores_later = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
         wait_slot(v_full, step, V_SLOTS, True)
         total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
-        if TURNS:
-            mbarrier.arrive(turn_bars.index(1 - PART), count=1)
         scores = warpgroup_mma_wait(1, deps=[scores_later])
         mbarrier.arrive(k_empty.index(k_slot), count=1)
         if block >= masked_from:
@@ -85,19 +79,13 @@ def softmax_blocks(
 def last_product(total, weights, weight, step, memory, barriers, D, V_SLOTS):
     """-> [64, D] float32, normalised."""
     _, v_s = memory
-    _, _, v_full, v_empty, _ = barriers
+    _, _, v_full, v_empty = barriers
     out_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     wait_slot(v_full, step, V_SLOTS, True)
     total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
     total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
     mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
     return total / gl.convert_layout(weight, out_row)[:, None]
-
-
-@gluon.jit
-def take_turn(PART, turn, turn_bars):
-    """The two warpgroups hand their products to the tensor cores in turn: one's exponentials hide the other's."""
-    mbarrier.wait(turn_bars.index(PART), (turn & 1) ^ (1 - PART))
 
 
 @gluon.jit

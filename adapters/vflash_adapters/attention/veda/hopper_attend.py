@@ -24,14 +24,13 @@ from vflash_adapters.attention.veda.tiling import Tiling
 
 @frozen(kw_only=True)
 class HopperConfig:
-    """Blocks of keys and of values in flight, registers of a computing and of a copying thread, and whether the
-    computing warpgroups take turns at the tensor cores. The defaults are the fastest measured on an H200."""
+    """Blocks of keys and of values in flight, registers of a computing and of a copying thread. The defaults are the
+    fastest measured on an H200."""
 
     k_slots: int = 2
     v_slots: int = 3
     consumer_registers: int = 208
     producer_registers: int = 96
-    turns: bool = True
 
 
 def attend_kept(
@@ -48,13 +47,14 @@ def attend_kept(
     head_dim = q_SHD.shape[-1]
     counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
     processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
+    narrow = max(x.shape[0] * x.stride(0) for x in (q_SHD, k_SHD, v_SHD)) < 2**31
     _attend_hopper[(processors,)](
         q_SHD, k_SHD, v_SHD, kept.lists, kept.items, tiling.rows, counter,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
         tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
         D=head_dim, K_SLOTS=config.k_slots, V_SLOTS=config.v_slots, CONSUMER_REGISTERS=config.consumer_registers,
-        PRODUCER_REGISTERS=config.producer_registers, TURNS=config.turns, num_warps=4,
-        enable_fp_fusion=True,
+        PRODUCER_REGISTERS=config.producer_registers, NARROW=narrow,
+        ONE_STRIDE=k_SHD.stride(0) == v_SHD.stride(0), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return q_SHD
 
@@ -65,7 +65,7 @@ def _attend_hopper(
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
     tiles, total, scale_log2,
     D: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr, TURNS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, NARROW: gl.constexpr, ONE_STRIDE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -80,16 +80,19 @@ def _attend_hopper(
     v_full, v_empty = make_barriers(V_SLOTS, 128), make_barriers(V_SLOTS, 2)
     item_full, item_empty = make_barriers(2, 1), make_barriers(2, 2)
     memory = (q_s, k_s, v_s, item_s)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, make_barriers(2, 1))
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty)
     strides = (q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride)
     inputs, tables = (q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr), (lists_ptr, rows_ptr)
     # Every row of a head is read as a query by one item only, which then writes its result there.
     out = (q_ptr, q_row_stride, q_head_stride)
     gl.warp_specialize(
         [
-            (consume, (0, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS)),
-            (consume, (1, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS)),
-            (produce, (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS)),
+            (consume, (0, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS)),
+            (consume, (1, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS)),
+            (
+                produce,
+                (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS, NARROW, ONE_STRIDE),
+            ),
         ],
         [4, 4],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

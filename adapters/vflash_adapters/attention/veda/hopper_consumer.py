@@ -8,20 +8,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS, last_product, softmax_blocks, take_turn, wait_slot
+from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS, last_product, softmax_blocks, wait_slot
 from vflash_adapters.attention.veda.hopper_item import fields, mask_dead
 
 
 @gluon.jit
-def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS):
+def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS):
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
     lists_ptr, rows_ptr = tables
     out_ptr, row_stride, head_stride = out
     q_s, _, _, item_s = memory
-    q_full, q_empty, _, _, _, _, item_full, item_empty, _ = barriers
+    q_full, q_empty, _, _, _, _, item_full, item_empty = barriers
     taken = 0
     step = 0
-    turn = 0
     head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(0, item_s, item_full, item_empty)
     while blocks >= 0:
         buffer = taken % 2
@@ -30,25 +29,24 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
             target = (out_ptr + head.to(gl.int64) * head_stride, row_stride, rows_ptr + at * KEYS, valid)
-            _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS)
+            _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS)
         else:
-            _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS)
+            _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS)
         step += blocks
-        turn += gl.maximum(blocks - 1, 0)
         mbarrier.arrive(q_empty.index(buffer), count=1)
         taken += 1
         head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(taken, item_s, item_full, item_empty)
 
 
 @gluon.jit
-def _attend(PART, q, keys, target, step, turn, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, TURNS):
+def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS):
     _, k_s, v_s, _ = memory
-    _, _, k_full, k_empty, v_full, v_empty, _, _, turns = barriers
-    shared, loop_bars = (k_s, v_s), (k_full, k_empty, v_full, v_empty, turns)
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    shared, loop_bars = (k_s, v_s), (k_full, k_empty, v_full, v_empty)
     quarters_ptr, n_full, n_quarters, blocks = keys
     total, weights, weight, last = softmax_blocks(
-        q, (blocks, n_full, (n_full, quarters_ptr, n_quarters)), step, (PART, turn), scale_log2, shared, loop_bars,
-        mask_dead, D, K_SLOTS, V_SLOTS, TURNS,
+        q, (blocks, n_full, (n_full, quarters_ptr, n_quarters)), step, scale_log2, shared, loop_bars,
+        mask_dead, D, K_SLOTS, V_SLOTS,
     )  # fmt: skip
     rows = _out_rows(target, PART, D)
     _store(last_product(total, weights, weight, last, shared, loop_bars, D, V_SLOTS), q, target, rows, D)
@@ -74,14 +72,10 @@ def _store(total, q, target, rows, D):
 
 
 @gluon.jit
-def _pass_by(PART, blocks, step, turn, barriers, K_SLOTS, V_SLOTS, TURNS):
-    """These 64 rows are all padding: only let the blocks go, and the other warpgroup have every turn."""
-    _, _, k_full, k_empty, v_full, v_empty, _, _, turns = barriers
-    for block in range(blocks):
-        if TURNS:  # noqa: SIM102  # decided when compiled, the other when run
-            if block > 0:
-                take_turn(PART, turn + block - 1, turns)
-                mbarrier.arrive(turns.index(1 - PART), count=1)
+def _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS):
+    """These 64 rows are all padding: only let the blocks go."""
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    for _ in range(blocks):
         wait_slot(k_full, step, K_SLOTS, True)
         mbarrier.arrive(k_empty.index(step % K_SLOTS), count=1)
         wait_slot(v_full, step, V_SLOTS, True)

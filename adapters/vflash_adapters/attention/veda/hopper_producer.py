@@ -17,12 +17,12 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 
 
 @gluon.jit
-def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS):
+def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS, NARROW, ONE_STRIDE):
     """Takes the next item from the counter until all are taken; an item of -1 tells the consumers to stop."""
     q_ptr, k_ptr, v_ptr, items_ptr, counter_ptr = inputs
     lists_ptr, rows_ptr = tables
     q_s, k_s, v_s, item_s = memory
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty, _ = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty = barriers
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride = strides
     # 16 bytes a thread, whole rows by a warp; four rows a thread in sequence, so that their numbers load together.
     layout: gl.constexpr = gl.BlockedLayout([4, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -39,7 +39,6 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
         buffer = taken % 2
         _publish(item, taken, item_s, item_full, item_empty)
         if blocks > 0:
-            # A row number times a stride passes 2^31 near 100,000 fused rows: widen before multiplying.
             wide = head.to(gl.int64)
             rows = key_rows(0, full_ptr, n_full, quarters_ptr, n_quarters, table, offs)
             q_head = q_ptr + wide * q_head_stride
@@ -49,22 +48,23 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
             mbarrier.wait(q_empty.index(buffer), (taken // 2 & 1) ^ 1)
             for half in gl.static_range(2):
                 q_rows = gl.load(q_table + half * ROWS + offs_half, mask=half * ROWS + offs_half < valid, other=0)
-                _copy(q_s.index(buffer * 2 + half), q_head + (q_rows.to(gl.int64) * q_row_stride)[:, None] + offs_d)
+                _copy(q_s.index(buffer * 2 + half), q_head + _offsets(q_rows, q_row_stride, offs_d, NARROW))
             async_copy.mbarrier_arrive(q_full.index(buffer), increment_count=False)
             number, item = _take(items_ptr, counter_ptr, total)
             for block in range(blocks):
-                far = rows.to(gl.int64)
+                k_offs = _offsets(rows, k_row_stride, offs_d, NARROW)
+                v_offs = k_offs if ONE_STRIDE else _offsets(rows, v_row_stride, offs_d, NARROW)
                 if block + 1 < blocks:
                     rows = key_rows(block + 1, full_ptr, n_full, quarters_ptr, n_quarters, table, offs)
                 # No fence follows the copies: they complete on the barrier that the products wait for, which is enough
                 # in Triton's own pipelines of such copies and in CUTLASS's.
                 k_slot = step % K_SLOTS
                 mbarrier.wait(k_empty.index(k_slot), (step // K_SLOTS & 1) ^ 1)
-                _copy(k_s.index(k_slot), k_head + (far * k_row_stride)[:, None] + offs_d)
+                _copy(k_s.index(k_slot), k_head + k_offs)
                 async_copy.mbarrier_arrive(k_full.index(k_slot), increment_count=False)
                 v_slot = step % V_SLOTS
                 mbarrier.wait(v_empty.index(v_slot), (step // V_SLOTS & 1) ^ 1)
-                _copy(v_s.index(v_slot), v_head + (far * v_row_stride)[:, None] + offs_d)
+                _copy(v_s.index(v_slot), v_head + v_offs)
                 async_copy.mbarrier_arrive(v_full.index(v_slot), increment_count=False)
                 step += 1
         else:
@@ -73,6 +73,14 @@ def produce(inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS,
             number, item = _take(items_ptr, counter_ptr, total)
         taken += 1
     _publish(gl.full([FIELDS], -1, gl.int32, item.type.layout), taken, item_s, item_full, item_empty)
+
+
+@gluon.jit
+def _offsets(rows, row_stride, offs_d, NARROW: gl.constexpr):
+    """Of [rows, D] from a head's first element. A row number times a stride passes 2^31 near 100,000 fused rows; below
+    that the sums are 32 bits wide, which halves the instructions that a copy costs."""
+    wide = rows if NARROW else rows.to(gl.int64)
+    return (wide * row_stride)[:, None] + offs_d
 
 
 @gluon.jit
