@@ -12,13 +12,22 @@ from __future__ import annotations
 import math
 
 import torch
+import triton
 from attrs import frozen
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS, last_product, make_barriers, softmax_blocks
+from vflash_adapters.attention.hopper.softmax_loop import (
+    KEYS,
+    ROWS,
+    last_product,
+    make_barriers,
+    pass_by,
+    short_block,
+    softmax_blocks,
+)
 
 PRODUCER_REGISTERS = gl.constexpr(24)
 # Later releases of Triton renamed it.
@@ -60,11 +69,13 @@ def attend(
     tiles = -(-rows // (chosen.groups * ROWS.value))
     total = batch * heads * tiles
     processors = torch.cuda.get_device_properties(q_BSHD.device).multi_processor_count
+    rest = rows % KEYS.value if rows > KEYS.value else 0
+    short = max(16, triton.next_power_of_2(rest)) if rest else 0
     _attend[(min(processors, total),)](
         _descriptor(q_BSHD, ROWS.value), _descriptor(k_BSHD, KEYS.value), _descriptor(v_BSHD, KEYS.value),
         out_BSHD, *out_BSHD.stride()[:3], rows, heads, tiles, total, head_dim**-0.5 * math.log2(math.e),
         D=head_dim, GROUPS=chosen.groups, K_SLOTS=chosen.k_slots, V_SLOTS=chosen.v_slots,
-        CONSUMER_REGISTERS=chosen.consumer_registers, num_warps=4, enable_fp_fusion=True,
+        SHORT=short, CONSUMER_REGISTERS=chosen.consumer_registers, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return out_BSHD
 
@@ -88,7 +99,7 @@ def _attend(
     q_desc, k_desc, v_desc, out_ptr, out_batch_stride, out_row_stride, out_head_stride,
     rows, heads, tiles, total, scale_log2,
     D: gl.constexpr, GROUPS: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
+    SHORT: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     q_s = gl.allocate_shared_memory(q_desc.dtype, [2 * GROUPS, 1, ROWS, D], q_desc.layout)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [K_SLOTS, 1, KEYS, D], k_desc.layout)
@@ -103,8 +114,8 @@ def _attend(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_consume, (0, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
-                (_consume, (1, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
+                (_consume, (0, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT)),
+                (_consume, (1, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT)),
                 (_produce, (q_desc, k_desc, v_desc, work, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
             ],
             [4, 1],
@@ -114,9 +125,9 @@ def _attend(
         gl.static_assert(GROUPS == 3)
         gl.warp_specialize(
             [
-                (_consume, (0, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
-                (_consume, (1, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
-                (_consume, (2, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
+                (_consume, (0, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT)),
+                (_consume, (1, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT)),
+                (_consume, (2, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT)),
                 (_produce, (q_desc, k_desc, v_desc, work, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS)),
             ],
             [4, 4, 1],
@@ -156,7 +167,7 @@ def _bring(desc, at, shared, bars, slot, use):
 
 
 @gluon.jit
-def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS):
+def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS, V_SLOTS, SHORT):
     """Rows [64 * GROUP, 64 * GROUP + 64) of every item."""
     rows, heads, tiles, total = work
     out_ptr, out_batch_stride, out_row_stride, out_head_stride = out
@@ -165,25 +176,38 @@ def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS,
     q_full, q_empty = q_bars
     loop_bars = (k_bars[0], k_bars[1], v_bars[0], v_bars[1])
     blocks = gl.cdiv(rows, KEYS)
-    dead = rows - (blocks - 1) * KEYS
-    masked_from = blocks - (rows % KEYS > 0).to(gl.int32)
     taken = 0
     step = 0
     for item in range(gl.program_id(0), total, gl.num_programs(0)):
         batch, head, first = _place(item, heads, tiles, GROUPS)
+        first += GROUP * ROWS
         slot = taken % 2 * GROUPS + GROUP
         mbarrier.wait(q_full.index(slot), taken // 2 & 1)
-        q = q_s.index(slot).reshape([ROWS, D])
-        made, weights, weight, last = softmax_blocks(
-            q, (blocks, masked_from, dead), step, scale_log2, (k_s, v_s), loop_bars, _mask_tail,
-            D, K_SLOTS, V_SLOTS,
-        )  # fmt: skip
-        made = last_product(made, weights, weight, last, (k_s, v_s), loop_bars, D, V_SLOTS)
-        place = out_ptr + batch.to(gl.int64) * out_batch_stride + head.to(gl.int64) * out_head_stride
-        _store(made, q, place, out_row_stride, first + GROUP * ROWS, rows, D)
+        if first < rows:
+            q = q_s.index(slot).reshape([ROWS, D])
+            made = _attend_rows(q, rows, blocks, step, scale_log2, (k_s, v_s), loop_bars, D, K_SLOTS, V_SLOTS, SHORT)
+            place = out_ptr + batch.to(gl.int64) * out_batch_stride + head.to(gl.int64) * out_head_stride
+            _store(made, q, place, out_row_stride, first, rows, D)
+        else:
+            pass_by(blocks, step, loop_bars, K_SLOTS, V_SLOTS)
         mbarrier.arrive(q_empty.index(slot), count=1)
         step += blocks
         taken += 1  # noqa: SIM113  # compiled by Triton
+
+
+@gluon.jit
+def _attend_rows(q, rows, blocks, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, SHORT: gl.constexpr):
+    """`SHORT`: keys to multiply of the last block, where it is not a whole one behind others."""
+    live = rows - (blocks - 1) * KEYS
+    if SHORT > 0:
+        keys = (blocks - 1, blocks, live)
+        made, last = softmax_blocks(q, keys, step, scale_log2, memory, barriers, _mask_tail, D, K_SLOTS, V_SLOTS)
+        out = short_block(made, q, last, live, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, SHORT)
+    else:
+        keys = (blocks, blocks - (live < KEYS).to(gl.int32), live)
+        made, last = softmax_blocks(q, keys, step, scale_log2, memory, barriers, _mask_tail, D, K_SLOTS, V_SLOTS)
+        out = last_product(made, last, memory, barriers, D, V_SLOTS)
+    return out
 
 
 @gluon.jit

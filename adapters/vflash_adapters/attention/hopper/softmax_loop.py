@@ -23,7 +23,7 @@ ROWS = gl.constexpr(64)
 def softmax_blocks(
     q, keys, step, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS
 ):  # fmt: skip
-    """q [64, D] -> (total, weights, weight, step): all but the last block's product, which `last_product` adds.
+    """q [64, D] -> (total, weights, weight, top), step: all but the last block's product, which `last_product` adds.
 
     `keys`: blocks of keys, at least one; the first that has dead slots; and what `mask` needs to find them.
     """
@@ -72,12 +72,13 @@ def softmax_blocks(
         weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
         total = total * gl.convert_layout(fade, out_row)[:, None]
         step += 1
-    return total, weights, weight, step
+    return (total, weights, weight, top), step
 
 
 @gluon.jit
-def last_product(total, weights, weight, step, memory, barriers, D, V_SLOTS):
+def last_product(made, step, memory, barriers, D, V_SLOTS):
     """-> [64, D] float32, normalised."""
+    total, weights, weight, _ = made
     _, v_s = memory
     _, _, v_full, v_empty = barriers
     out_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
@@ -86,6 +87,57 @@ def last_product(total, weights, weight, step, memory, barriers, D, V_SLOTS):
     total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
     mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
     return total / gl.convert_layout(weight, out_row)[:, None]
+
+
+@gluon.jit
+def short_block(made, q, step, live, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, SHORT: gl.constexpr):
+    """`last_product` with one more block behind it, of which only the first `SHORT` keys are multiplied and the first
+    `live` count: what a sequence has beyond whole blocks need not cost one."""
+    k_s, v_s = memory
+    k_full, k_empty, v_full, v_empty = barriers
+    total, weights, weight, top = made
+    score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHORT, 16])
+    row: gl.constexpr = gl.SliceLayout(1, score_l)
+    out_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    weights_l: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
+    nothing = gl.zeros([ROWS, SHORT], gl.float32, score_l)
+    k_slot = (step + 1) % K_SLOTS
+    wait_slot(k_full, step + 1, K_SLOTS, True)
+    keys = k_s.index(k_slot).reshape([KEYS, D]).slice(0, SHORT).permute((1, 0))
+    scores_later = warpgroup_mma(q, keys, nothing, use_acc=False, is_async=True)
+    wait_slot(v_full, step, V_SLOTS, True)
+    total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[scores_later])
+    mbarrier.arrive(k_empty.index(k_slot), count=1)
+    scores = gl.where((gl.arange(0, SHORT, gl.SliceLayout(0, score_l)) < live)[None, :], scores, float("-inf"))
+    top = gl.convert_layout(top, row)
+    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+    p = gl.exp2(scores * scale_log2 - new_top[:, None])
+    fade = gl.exp2(top - new_top)
+    weight = gl.convert_layout(weight, row) * fade + gl.sum(p, 1)
+    total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
+    mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+    step += 1
+    last_weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
+    total = total * gl.convert_layout(fade, out_row)[:, None]
+    wait_slot(v_full, step, V_SLOTS, True)
+    values = _values(v_s, step % V_SLOTS, D).slice(0, SHORT)
+    total_later = warpgroup_mma(last_weights, values, total, is_async=True)
+    total, last_weights = warpgroup_mma_wait(0, deps=[total_later, last_weights])
+    mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+    return total / gl.convert_layout(weight, out_row)[:, None]
+
+
+@gluon.jit
+def pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS):
+    """Rows that are all padding: only let the blocks go."""
+    k_full, k_empty, v_full, v_empty = barriers
+    for _ in range(blocks):
+        wait_slot(k_full, step, K_SLOTS, True)
+        mbarrier.arrive(k_empty.index(step % K_SLOTS), count=1)
+        wait_slot(v_full, step, V_SLOTS, True)
+        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+        step += 1
 
 
 @gluon.jit

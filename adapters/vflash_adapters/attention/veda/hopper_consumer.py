@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS, last_product, softmax_blocks, wait_slot
+from vflash_adapters.attention.hopper.softmax_loop import KEYS, ROWS, last_product, pass_by, softmax_blocks
 from vflash_adapters.attention.veda.hopper_item import fields, mask_dead
 
 
@@ -17,8 +17,9 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
     """Rows [64 * PART, 64 * PART + 64) of every item, until the producer says -1."""
     lists_ptr, rows_ptr = tables
     out_ptr, row_stride, head_stride = out
-    q_s, _, _, item_s = memory
-    q_full, q_empty, _, _, _, _, item_full, item_empty = barriers
+    q_s, k_s, v_s, item_s = memory
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, item_full, item_empty = barriers
+    loop_bars = (k_full, k_empty, v_full, v_empty)
     taken = 0
     step = 0
     head, at, valid, _, n_full, quarters, n_quarters, blocks = _next_item(0, item_s, item_full, item_empty)
@@ -29,9 +30,9 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
             q = q_s.index(buffer * 2 + PART)
             keys = (lists_ptr + quarters, n_full, n_quarters, blocks)
             target = (out_ptr + head.to(gl.int64) * head_stride, row_stride, rows_ptr + at * KEYS, valid)
-            _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS)
+            _attend(PART, q, keys, target, step, scale_log2, (k_s, v_s), loop_bars, D, K_SLOTS, V_SLOTS)
         else:
-            _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS)
+            pass_by(blocks, step, loop_bars, K_SLOTS, V_SLOTS)
         step += blocks
         mbarrier.arrive(q_empty.index(buffer), count=1)
         taken += 1
@@ -40,16 +41,13 @@ def consume(PART, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS
 
 @gluon.jit
 def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS):
-    _, k_s, v_s, _ = memory
-    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
-    shared, loop_bars = (k_s, v_s), (k_full, k_empty, v_full, v_empty)
     quarters_ptr, n_full, n_quarters, blocks = keys
-    total, weights, weight, last = softmax_blocks(
-        q, (blocks, n_full, (n_full, quarters_ptr, n_quarters)), step, scale_log2, shared, loop_bars,
-        mask_dead, D, K_SLOTS, V_SLOTS,
+    made, last = softmax_blocks(
+        q, (blocks, n_full, (n_full, quarters_ptr, n_quarters)), step, scale_log2, memory, barriers, mask_dead,
+        D, K_SLOTS, V_SLOTS,
     )  # fmt: skip
     rows = _out_rows(target, PART, D)
-    _store(last_product(total, weights, weight, last, shared, loop_bars, D, V_SLOTS), q, target, rows, D)
+    _store(last_product(made, last, memory, barriers, D, V_SLOTS), q, target, rows, D)
 
 
 @gluon.jit
@@ -69,18 +67,6 @@ def _store(total, q, target, rows, D):
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     offs_d = gl.arange(0, D, gl.SliceLayout(0, layout))
     gl.store(out_ptr + (rows * row_stride)[:, None] + offs_d[None, :], q.load(layout), mask=(rows >= 0)[:, None])
-
-
-@gluon.jit
-def _pass_by(blocks, step, barriers, K_SLOTS, V_SLOTS):
-    """These 64 rows are all padding: only let the blocks go."""
-    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
-    for _ in range(blocks):
-        wait_slot(k_full, step, K_SLOTS, True)
-        mbarrier.arrive(k_empty.index(step % K_SLOTS), count=1)
-        wait_slot(v_full, step, V_SLOTS, True)
-        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
-        step += 1
 
 
 @gluon.jit
