@@ -4,11 +4,12 @@
 
 Needs a CUDA device and diffusers 0.42.1; under 80 s on one H200, of which 18 s are setup. Random weights in the
 released precision, 37 latent frames; medians of two runs after a warm-up of one window. In order of worth, until the
-time is up: diffusers; `fused-fp8` and `fused` at the largest number of tiles; the floor (the same GEMMs and attention
-alone, BF16 and FP8, and the passes over memory); both decoders at the other numbers of tiles; `fused-fp8 fast`, with
-partial sums in reduced precision; the same on the other canvases; with `--compiled` the blocks through torch.compile;
-diffusers' kernels on batches of tiles, which are to give equal pixels. Differences are against diffusers' pixels of the
-same run. `load_average` says how quiet the host was: more than a few is too many for a comparison.
+time is up: diffusers; `fused-fp8` and `fused` at the largest number of tiles; with `--torch-attention` `fused` on
+torch's attention, for compute capability 9.0, which has a kernel of our own; the floor (the same GEMMs and the fastest
+attention alone, BF16 and FP8, and the passes over memory); both decoders at the other numbers of tiles; `fused-fp8
+fast`, with partial sums in reduced precision; the same on the other canvases; with `--compiled` the blocks through
+torch.compile; diffusers' kernels on batches of tiles, which are to give equal pixels. Differences are against
+diffusers' pixels of the same run. `load_average` says how quiet the host was: more than a few is too many to compare.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from vae_bench.differences import differences
 from vae_bench.floor import BlockFloor
 from vae_bench.random_vae import random_vae
 from vflash_adapters.latent_codec.decode_windows import decode_windows
 from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels
+from vflash_adapters.latent_codec.tile_attention import TORCH_KERNELS, SdpaTileAttention
 from vflash_adapters.latent_codec.tile_grid import TileGrid
 from vflash_adapters.latent_codec.video_decoders import fused_kernels, in_fp8
 from vflash_adapters.latent_codec.vit_decoder import VitDecoder
@@ -59,12 +62,15 @@ class Bench:
         self.vae = random_vae(self.device)
         self.synchronize()
         self.report["setup_seconds"] = perf_counter() - self.started
-        fused = fused_kernels(self.device)
+        fused = fused_kernels(self.vae, self.device)
         fp8, fast = (in_fp8(fused, self.device, fast_accum) for fast_accum in (False, True))
         (canvas, *canvases), (tiles, *others) = self.options.canvas, sorted(self.options.tiles, reverse=True)
         self.attempt(canvas, "diffusers", None)
         self.attempt(canvas, "fused-fp8", tiles, fp8)
         self.attempt(canvas, "fused", tiles, fused)
+        if self.options.torch_attention:
+            torchs = SdpaTileAttention(kernels=TORCH_KERNELS[self.device.type])
+            self.attempt(canvas, "fused on torch's attention", tiles, evolve(fused, attention=torchs))
         for count in (tiles, *others):
             self.guarded(f"floor of {count} tiles", partial(self.floor, canvas, count, fused))
         for count in others:
@@ -226,6 +232,7 @@ def main() -> int:
     parser.add_argument("--canvas", nargs="+", default=["1344x768", "928x512"], help="WIDTHxHEIGHT, multiples of 32")
     parser.add_argument("--latent-frames", type=int, default=LATENT_FRAMES, help="5n + 2")
     parser.add_argument("--compiled", action="store_true", help="torch.compile each block too; takes half a minute")
+    parser.add_argument("--torch-attention", action="store_true", help="time fused on torch's attention too")
     parser.add_argument("--deadline-s", type=float, default=70.0, help="start no measurement after this many seconds")
     bench = Bench(parser.parse_args())
     bench.run()

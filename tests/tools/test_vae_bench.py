@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from time import sleep
 
 import pytest
 import torch
+from attrs import evolve
 
+import vae_bench.floor
 from vae_bench.differences import differences
 from vae_bench.floor import GEMMS, PASSES, BlockFloor
 from vae_bench.random_vae import random_vae
@@ -32,7 +35,7 @@ def test_differences_are_those_of_pictures() -> None:
 def test_the_floor_counts_every_product_and_pass() -> None:
     """FLOP of the block's own weights for each kind; every part runs, and every chain is made of parts."""
     vae = random_vae(CPU)
-    floor = BlockFloor(vae=vae, kernels=fused_kernels(CPU), tiles=2, tokens=21, device=CPU)
+    floor = BlockFloor(vae=vae, kernels=fused_kernels(vae, CPU), tiles=2, tokens=21, device=CPU)
     parts = floor.parts()
     block = vae.decoder.transformer_blocks[0]
     weights = sum(module.weight.numel() for module in block.modules() if isinstance(module, torch.nn.Linear))
@@ -42,3 +45,19 @@ def test_the_floor_counts_every_product_and_pass() -> None:
     assert all(name in parts for names in PASSES.values() for name in names)
     for part in parts.values():
         part.call()
+
+
+def test_the_floor_takes_the_fastest_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder's own is timed beside torch's, and the report names the one that the floor ran on."""
+
+    def slow(*parts: torch.Tensor) -> torch.Tensor:
+        sleep(0.05)
+        return parts[0].flatten(2).flatten(0, 1)
+
+    monkeypatch.setattr(vae_bench.floor, "SUSTAINED_S", 0.001)
+    vae = random_vae(CPU)
+    kernels = evolve(fused_kernels(vae, CPU), attention=slow)
+    found = BlockFloor(vae=vae, kernels=kernels, tiles=2, tokens=21, device=CPU).figures(2)
+    assert found["ms"]["attention hopper"] > 50 > found["ms"]["attention flash"]
+    assert found["attention"] == "attention flash"
+    assert set(found["decode_seconds"]) > {"floor bf16", "floor fp8", "passes fused"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from attrs import frozen
-from torch.nn.attention import SDPBackend
 
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
 from vflash_adapters.latent_codec.decoder_linears import BindLinear
@@ -47,14 +45,23 @@ class HeadNormRope(Protocol):
     def __call__(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, heads: int, eps: float) -> None: ...
 
 
+class TileAttention(Protocol):
+    """q, k, v [tiles, S, H, D], views of one fused projection -> [tiles * S, H*D], contiguous.
+
+    Each tile's rows attend to all of that tile's, scaled by 1 / sqrt(D); exact, in float32 sums.
+    """
+
+    def __call__(self, q_BSHD: torch.Tensor, k_BSHD: torch.Tensor, v_BSHD: torch.Tensor) -> torch.Tensor: ...
+
+
 @frozen(kw_only=True, eq=False)
 class DecoderKernels:
-    """`attention` are the kernels that torch may choose from, the best first; `linear` binds every block's weights."""
+    """`linear` binds every block's weights."""
 
     block: BlockKernels
     residual_norm: ScaledResidualNorm
     head_norm_rope: HeadNormRope
-    attention: Sequence[SDPBackend]
+    attention: TileAttention
     linear: BindLinear
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from torch.nn.attention import SDPBackend
 
 from vflash_adapters.block_kernels.device_default import default_block_kernels
 from vflash_adapters.latent_codec.decode_windows import DecodeTiles, own_decoder
 from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels, head_norm_rope, scaled_residual_norm
 from vflash_adapters.latent_codec.decoder_linears import dense_linear, fp8_linear
+from vflash_adapters.latent_codec.tile_attention import tile_attention
 from vflash_adapters.latent_codec.vit_decoder import VitDecoder
 from vflash_adapters.linear.fp8 import default_row_kernels
 from vflash_adapters.linear.row_fp8 import ADMITTED_CAPABILITIES, SCALED_GEMM_ALIGNMENT, admits
@@ -36,6 +36,7 @@ def check_video_decoder(
     if decoder is VideoDecoder.DIFFUSERS:
         return
     default_block_kernels(device)  # refuses where Triton is needed and missing
+    tile_attention(device, dtype, _head_dim(config))  # and where it is too old
     if decoder is VideoDecoder.FUSED_FP8:
         _check_fp8(config, device, dtype)
 
@@ -44,19 +45,20 @@ def tile_decoder(vae: Any, decoder: VideoDecoder, device: torch.device, *, fp8_f
     """Made for one clip; weights are quantised here."""
     if decoder is VideoDecoder.DIFFUSERS:
         return own_decoder(vae)
-    kernels = fused_kernels(device)
+    kernels = fused_kernels(vae, device)
     return VitDecoder(vae, kernels if decoder is VideoDecoder.FUSED else in_fp8(kernels, device, fp8_fast_accum))
 
 
-def fused_kernels(device: torch.device) -> DecoderKernels:
-    """Triton on CUDA, torch elsewhere; attention is exact everywhere."""
+def fused_kernels(vae: Any, device: torch.device) -> DecoderKernels:
+    """For `vae`: Triton on CUDA, torch elsewhere; attention is exact everywhere."""
     block = default_block_kernels(device)
+    attention = tile_attention(device, vae.decoder.proj_out.weight.dtype, _head_dim(vae.config))
     if device.type != "cuda":
         return DecoderKernels(
             block=block,
             residual_norm=scaled_residual_norm,
             head_norm_rope=head_norm_rope,
-            attention=(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH),
+            attention=attention,
             linear=dense_linear,
         )
     from vflash_adapters.latent_codec.triton_head_norm_rope import triton_head_norm_rope
@@ -66,8 +68,7 @@ def fused_kernels(device: torch.device) -> DecoderKernels:
         block=block,
         residual_norm=triton_residual_norm,
         head_norm_rope=triton_head_norm_rope,
-        # float32 decoders run where only the last of these takes them
-        attention=(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION),
+        attention=attention,
         linear=dense_linear,
     )
 
@@ -85,8 +86,12 @@ def _check_fp8(config: Mapping[str, Any], device: torch.device, dtype: torch.dty
     if not admits(device):
         admitted = " and ".join(f"{major}.{minor}" for major, minor in ADMITTED_CAPABILITIES)
         raise UnsupportedError(f"{what} is admitted on compute capability {admitted}, not on {device}: {cure}")
-    width = config.get("decoder_num_attention_heads", 32) * config.get("decoder_attention_head_dim", 64)
+    width = config.get("decoder_num_attention_heads", 32) * _head_dim(config)
     if width % SCALED_GEMM_ALIGNMENT:
         raise UnsupportedError(
             f"{what} needs a decoder whose width is a multiple of {SCALED_GEMM_ALIGNMENT}, not {width}: {cure}"
         )
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("decoder_attention_head_dim", 64))

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from attrs import frozen
-from torch.nn.attention import sdpa_kernel
 
 from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels
 from vflash_adapters.latent_codec.decoder_linears import BindLinear, DecoderLinear
@@ -38,8 +36,7 @@ class VitDecoder:
         tokens = math.prod(grid)
         x = self._embed(latents)
         angles = self._angles(grid, x.shape[0] // count - tokens)
-        with sdpa_kernel(list(self._kernels.attention), set_priority=True):
-            self._run(x, angles, count)
+        self._run(x, angles, count)
         hidden = decoder.norm_out(x.view(count, -1, x.shape[1])[:, :tokens]).to(self._dtype)
         return _unpatch(decoder.proj_out(hidden), (count, *grid), decoder)
 
@@ -66,8 +63,7 @@ class VitDecoder:
         self, attn: Any, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], count: int
     ) -> torch.Tensor:
         self._kernels.head_norm_rope(qkv, *angles, heads=attn.heads, eps=attn.norm_q.eps)
-        q, k, v = qkv.unflatten(0, (count, -1)).unflatten(2, (3, attn.heads, -1)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1)
+        return self._kernels.attention(*qkv.unflatten(0, (count, -1)).unflatten(2, (3, attn.heads, -1)).unbind(2))
 
     def _embed(self, latents: torch.Tensor) -> torch.Tensor:
         """[tiles, C, T, h, w] -> float32 [tiles * (tokens + registers + 1), width]: registers, then one zero token."""

@@ -32,7 +32,7 @@ def test_it_is_the_vae_s_own_function(tiny_checkpoints: Mapping[str, Path], vari
 
     @torch.no_grad()
     def run() -> torch.Tensor:
-        return VitDecoder(vae, fused_kernels(CPU))(tiles).float()
+        return VitDecoder(vae, fused_kernels(vae, CPU))(tiles).float()
 
     with torch.no_grad():
         expected = own_decoder(vae)(tiles).float()
