@@ -199,13 +199,12 @@ def _consume(GROUP, out, work, scale_log2, memory, barriers, D, GROUPS, K_SLOTS,
 def _attend_rows(q, rows, blocks, step, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, SHORT: gl.constexpr):
     """`SHORT`: keys to multiply of the last block, where it is not a whole one behind others."""
     live = rows - (blocks - 1) * KEYS
+    whole = blocks - 1 if SHORT > 0 else blocks
+    keys = (whole, whole - (rows < KEYS).to(gl.int32), live)
+    made, last = softmax_blocks(q, keys, step, scale_log2, memory, barriers, _mask_end, D, K_SLOTS, V_SLOTS, False)
     if SHORT > 0:
-        keys = (blocks - 1, blocks, live)
-        made, last = softmax_blocks(q, keys, step, scale_log2, memory, barriers, _mask_tail, D, K_SLOTS, V_SLOTS)
         out = short_block(made, q, last, live, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS, SHORT)
     else:
-        keys = (blocks, blocks - (live < KEYS).to(gl.int32), live)
-        made, last = softmax_blocks(q, keys, step, scale_log2, memory, barriers, _mask_tail, D, K_SLOTS, V_SLOTS)
         out = last_product(made, last, memory, barriers, D, V_SLOTS)
     return out
 
@@ -218,8 +217,8 @@ def _place(item, heads, tiles, GROUPS: gl.constexpr):
 
 
 @gluon.jit
-def _mask_tail(scores, block, cols, live):
-    """Minus infinity past the end of the sequence, in its last block of keys."""
+def _mask_end(scores, block, cols, live):
+    """Minus infinity past the end of a sequence that is shorter than one block."""
     return gl.where((cols < live)[None, :], scores, float("-inf"))
 
 

@@ -21,58 +21,83 @@ ROWS = gl.constexpr(64)
 
 @gluon.jit
 def softmax_blocks(
-    q, keys, step, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS
+    q, keys, step, scale_log2, memory, barriers, mask: gl.constexpr, D, K_SLOTS, V_SLOTS, MASK_LATER: gl.constexpr
 ):  # fmt: skip
     """q [64, D] -> (total, weights, weight, top), step: all but the last block's product, which `last_product` adds.
 
-    `keys`: blocks of keys, at least one; the first that has dead slots; and what `mask` needs to find them.
+    `keys`: blocks of keys, at least one; how many of them have no dead slots, and come first; and what `mask` needs to
+    find those. Without `MASK_LATER` only a first block has any.
     """
-    blocks, masked_from, dead = keys
+    blocks, full, dead = keys
     k_s, v_s = memory
-    k_full, k_empty, v_full, v_empty = barriers
+    k_full, k_empty, _, _ = barriers
     score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     out_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     weights_l: gl.constexpr = gl.DotOperandLayout(0, out_l, 2)
-    out_row: gl.constexpr = gl.SliceLayout(1, out_l)
-    cols = gl.arange(0, KEYS, gl.SliceLayout(0, score_l))
     nothing = gl.zeros([ROWS, KEYS], gl.float32, score_l)
-    total = gl.zeros([ROWS, D], gl.float32, out_l)
 
     wait_slot(k_full, step, K_SLOTS, True)
     k_slot = step % K_SLOTS
     scores = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_empty.index(k_slot), count=1)
-    if masked_from == 0:
-        scores = mask(scores, 0, cols, dead)
+    if full == 0:
+        scores = mask(scores, 0, gl.arange(0, KEYS, gl.SliceLayout(0, score_l)), dead)
     top = gl.max(scores, 1) * scale_log2
     p = gl.exp2(scores * scale_log2 - top[:, None])
     weight = gl.sum(p, 1)
     weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
+    total = gl.zeros([ROWS, D], gl.float32, out_l)
     wait_slot(k_full, step + 1, K_SLOTS, blocks > 1)
-    for block in range(1, blocks):
-        k_slot = (step + 1) % K_SLOTS
-        scores_later = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
-        wait_slot(v_full, step, V_SLOTS, True)
-        total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores_later])
-        mbarrier.arrive(k_empty.index(k_slot), count=1)
-        if block >= masked_from:
-            scores = mask(scores, block, cols, dead)
-        new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
-        p = gl.exp2(scores * scale_log2 - new_top[:, None])
-        fade = gl.exp2(top - new_top)
-        weight = weight * fade + gl.sum(p, 1)
-        top = new_top
-        # The assembler moves the wait for the values' product up to the start of its basic block, which would undo the
-        # overlap. Waiting here for the next keys, which are needed anyway, ends the block after the exponentials.
-        wait_slot(k_full, step + 2, K_SLOTS, block + 1 < blocks)
-        total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
-        mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
-        weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
-        total = total * gl.convert_layout(fade, out_row)[:, None]
+    # Two loops, so that the one that nearly all blocks go through is one piece to the scheduler.
+    for block in range(1, full if MASK_LATER else blocks):
+        total, weights, weight, top = _next_block(
+            q, (total, weights, weight, top), step, block, blocks, scale_log2, memory, barriers, None, dead,
+            D, K_SLOTS, V_SLOTS,
+        )  # fmt: skip
         step += 1
+    if MASK_LATER:
+        for block in range(gl.maximum(full, 1), blocks):
+            total, weights, weight, top = _next_block(
+                q, (total, weights, weight, top), step, block, blocks, scale_log2, memory, barriers, mask, dead,
+                D, K_SLOTS, V_SLOTS,
+            )  # fmt: skip
+            step += 1
     return (total, weights, weight, top), step
+
+
+@gluon.jit
+def _next_block(
+    q, made, step, block, blocks, scale_log2, memory, barriers, mask: gl.constexpr, dead, D, K_SLOTS, V_SLOTS
+):  # fmt: skip
+    """The block's own softmax, and the product of the one before it."""
+    total, weights, weight, top = made
+    k_s, v_s = memory
+    k_full, k_empty, v_full, v_empty = barriers
+    score_l: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    out_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    weights_l: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
+    nothing = gl.zeros([ROWS, KEYS], gl.float32, score_l)
+    k_slot = (step + 1) % K_SLOTS
+    scores_later = warpgroup_mma(q, _keys(k_s, k_slot, D), nothing, use_acc=False, is_async=True)
+    wait_slot(v_full, step, V_SLOTS, True)
+    total_later = warpgroup_mma(weights, _values(v_s, step % V_SLOTS, D), total, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[scores_later])
+    mbarrier.arrive(k_empty.index(k_slot), count=1)
+    if mask is not None:
+        scores = mask(scores, block, gl.arange(0, KEYS, gl.SliceLayout(0, score_l)), dead)
+    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+    p = gl.exp2(scores * scale_log2 - new_top[:, None])
+    fade = gl.exp2(top - new_top)
+    weight = weight * fade + gl.sum(p, 1)
+    # The assembler moves the wait for the values' product up to the start of its basic block, which would undo the
+    # overlap. Waiting here for the next keys, which are needed anyway, ends the block after the exponentials.
+    wait_slot(k_full, step + 2, K_SLOTS, block + 1 < blocks)
+    total, weights = warpgroup_mma_wait(0, deps=[total_later, weights])
+    mbarrier.arrive(v_empty.index(step % V_SLOTS), count=1)
+    weights = gl.convert_layout(p.to(v_s.dtype), weights_l)
+    total = total * gl.convert_layout(fade, out_row)[:, None]
+    return total, weights, weight, new_top
 
 
 @gluon.jit

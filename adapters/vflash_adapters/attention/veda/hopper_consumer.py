@@ -44,7 +44,7 @@ def _attend(PART, q, keys, target, step, scale_log2, memory, barriers, D, K_SLOT
     quarters_ptr, n_full, n_quarters, blocks = keys
     made, last = softmax_blocks(
         q, (blocks, n_full, (n_full, quarters_ptr, n_quarters)), step, scale_log2, memory, barriers, mask_dead,
-        D, K_SLOTS, V_SLOTS,
+        D, K_SLOTS, V_SLOTS, True,
     )  # fmt: skip
     rows = _out_rows(target, PART, D)
     _store(last_product(made, last, memory, barriers, D, V_SLOTS), q, target, rows, D)
