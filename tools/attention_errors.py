@@ -1,36 +1,46 @@
-"""Errors of one sparse call at full size, on a few heads: arithmetic, and what leaving tiles out does."""
+"""Errors of one call at full size, on a few heads: arithmetic, and what leaving tiles out does."""
 
 from __future__ import annotations
 
 import torch
 
 from attention_cases import Case, random_plan, random_projections
+from attention_timing import exact_names
+from vflash_adapters.attention.device_default import exact_backend
 from vflash_adapters.attention.naive import NaiveAttention
-from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.attention.veda.fast import FastSparseCall
 from vflash_adapters.attention.veda.kept_lists import kept_mask
 from vflash_adapters.attention.veda.reference import attend_kept
 
 HEADS = (0, 19, 37, 55)
 SAMPLED_TILES = 16
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def measure_errors(
-    case: Case, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: FastSparseCall, device: torch.device
-) -> dict[str, float]:
+def exact_errors(case: Case, qkv: QKV, device: torch.device) -> dict[str, float]:
+    """Relative L2 errors of the exact backends against float32; q, k and v stay as they are."""
+    q, k, v = (x[:, list(HEADS)].float() for x in qkv)
+    layout = case.layout(device)
+    dense = NaiveAttention()._attend(q, k, v)
+    errors = {}
+    for name in exact_names(layout):
+        attend = exact_backend(name).prepare(layout)
+        found = attend(qkv[0].clone(), *qkv[1:], block=0, evaluation=0)[:, list(HEADS)]
+        errors[f"{name} against dense float32"] = relative(found.float(), dense)
+    return errors
+
+
+def measure_errors(case: Case, qkv: QKV, call: FastSparseCall, device: torch.device) -> dict[str, float]:
     """Relative L2 errors against float32, and the share of the dense attention weight that the kept tiles hold."""
     head_shape = torch.tensor(random_plan(case).head_shape[0], dtype=torch.int32, device=device)
     sparse = call(qkv[0].clone(), *qkv[1:], projections=random_projections(case, device), head_shape=head_shape)
     heads = list(HEADS)
     mask = kept_mask(call.kept, call.tiling, head_shape)[heads].to(device)
     q, k, v = (x[:, heads].float() for x in qkv)
-    layout = case.layout(device)
     dense = NaiveAttention()._attend(q, k, v)
     exact = attend_kept(q, k, v, mask, tiling=call.tiling, head_shape=head_shape[heads])
-    cudnn = sdpa_attention("sdpa-cudnn").prepare(layout)(*qkv, block=0, evaluation=0)[:, heads].float()
     video = slice(case.text_rows + case.audio_rows, None)
     return {
-        "cudnn against dense float32": relative(cudnn, dense),
         "veda against sparse float32": relative(sparse[:, heads].float(), exact),
         "veda against dense float32": relative(sparse[:, heads].float(), dense),
         "veda against dense float32, video rows": relative(sparse[video, heads].float(), dense[video]),

@@ -26,7 +26,7 @@ import torch
 
 from denoiser_bench.blocks import OurBlock, errors
 from denoiser_bench.case import RawBlock, Sequence, Sizes, modulation_table, random_block, random_sequence
-from denoiser_bench.floor import floor_calls, floor_chains
+from denoiser_bench.floor import ATTENTION, fastest_attention, floor_calls, floor_chains
 from denoiser_bench.kernels import KernelInputs, kernel_errors, kernel_times, launch_sweep, quantiser_figures
 from denoiser_bench.peer import peer_block, peer_call
 from denoiser_bench.timing import allocated_bytes, interleaved, milliseconds, peak_gib, sustained
@@ -136,9 +136,10 @@ class Bench:
             sequence=sequence,
             table=modulation_table(block, sequence, self.sizes),
             kernels=kernels,
-            attention="sdpa-cudnn" if self.device.type == "cuda" else "sdpa",
+            attention="auto",
             device=self.device,
         )
+        figures["attention"] = ours.attention_backend()
         base = allocated_bytes(self.device) - sequence.x.nbytes  # an activation peak counts x, in the peer's block too
         calls = self.block_calls(rows, ours, variants)
         calls |= self.section(f"{rows} peer", lambda: self.peer_calls(rows, block, sequence)) or {}
@@ -146,8 +147,12 @@ class Bench:
             f"{rows} peaks", lambda: {name: peak_gib(call, self.device, base) for name, call in calls.items()}
         )
         parts = floor_calls(rows, self.sizes, block, self.packed, self.device)
-        chains = floor_chains(parts, block)
         figures["part_ms"] = self.section(f"{rows} parts", partial(interleaved, parts, self.device, rounds=3))
+        chains: dict[str, Callable[[], object]] = {}
+        if figures["part_ms"]:
+            fastest = fastest_attention(figures["part_ms"])
+            figures["floor_attention"] = fastest.removeprefix(ATTENTION)
+            chains = floor_chains(parts, block, fastest)
         figures["ms"] = self.section(
             f"{rows} times", partial(sustained, chains | calls, self.device, seconds=self.options.seconds, rounds=2)
         )
@@ -218,12 +223,14 @@ def _length_lines(rows: str, figures: dict[str, Any]) -> list[str]:
     if times is None:
         return [f"== {rows} rows: no times"]
     lines = [f"== {rows} rows"]
+    lines.append(f"  block with {figures['attention']}, floor with {figures.get('floor_attention')}")
     lines.append("  alone: " + ", ".join(f"{name} {ms:.2f}" for name, ms in (figures["part_ms"] or {}).items()))
     for name, samples in times.items():
-        floor = mean(times[{"w8a8": "floor fp8", "w8a8 fast": "floor fp8 fast"}.get(name, "floor bf16")])
+        floor = times.get({"w8a8": "floor fp8", "w8a8 fast": "floor fp8 fast"}.get(name, "floor bf16"))
+        ratio = f"x{mean(samples) / mean(floor):.3f}" if floor else "no floor"
         peak = f"peak {peaks[name]:.2f} GiB" if name in peaks else ""
         rounds = " / ".join(f"{ms:.2f}" for ms in samples)
-        lines.append(f"  {name:30} {mean(samples):8.2f} ms ({rounds})  x{mean(samples) / floor:.3f}  {peak}")
+        lines.append(f"  {name:30} {mean(samples):8.2f} ms ({rounds})  {ratio}  {peak}")
     lines += [f"  {name}: {value}" for name, value in figures.items() if name.startswith(("graph", "errors"))]
     return lines
 

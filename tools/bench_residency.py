@@ -154,7 +154,7 @@ class Bench:
         )
         sequence = random_sequence(rows, sizes, self.device)
         table = torch.randn(6, 6, facts.hidden_size, dtype=torch.bfloat16, device=self.device).mul_(0.1)
-        attend = exact_attention("sdpa-cudnn" if self.real else "sdpa", rows, sizes, self.device)
+        attend = exact_attention("auto", rows, sizes, self.device)
         run = block_run(sequence, sizes, default_block_kernels(self.device), attend, 28_672)
 
         def passes(stack: BlockStack[Any], count: int) -> list[float]:
@@ -177,6 +177,7 @@ class Bench:
         medians = {name: statistics.median(turn[name] for turn in turns) for name in stacks}
         return {
             **medians,
+            "attention": attend.report().backend,
             "ratio": medians["block-ring"] / medians["resident"],
             "ratio of each turn": {"median": statistics.median(ratios), "from": min(ratios), "to": max(ratios)},
             "turns": turns,

@@ -78,7 +78,7 @@ def measure(linear: str, rows: int, evaluations: int, chunk_rows: int, device: t
     )
     sequence = random_sequence(rows, sizes, device)
     table = torch.randn(6, 6, facts.hidden_size, dtype=torch.bfloat16, device=device).mul_(0.1)
-    attend = exact_attention("sdpa-cudnn" if device.type == "cuda" else "sdpa", rows, sizes, device)
+    attend = exact_attention("auto", rows, sizes, device)
     run = block_run(sequence, sizes, default_block_kernels(device), attend, chunk_rows)
     run_block(next(iter(stack.blocks(run.observer, evaluation=0))), run, sequence.x, table, block=0, evaluation=0)
     synchronise(device)
@@ -94,6 +94,7 @@ def measure(linear: str, rows: int, evaluations: int, chunk_rows: int, device: t
         seconds.append(perf_counter() - begun)
     result: dict[str, object] = {
         "linear": linear,
+        "attention": attend.report().backend,
         "rows": rows,
         "blocks": facts.num_layers,
         "chunk_rows": chunk_rows,

@@ -32,9 +32,8 @@ from vflash.stages.compile import Compiler
 from vflash.stages.foresee import Foresight
 from vflash.stages.models import Models
 from vflash_adapters.assets.safetensors_store import SafetensorsAssets
-from vflash_adapters.attention.device_default import DeviceDefaultAttention
+from vflash_adapters.attention.device_default import DEVICE_BACKENDS, DeviceDefaultAttention
 from vflash_adapters.attention.naive import NaiveAttention
-from vflash_adapters.attention.sdpa import SDPA_BACKENDS
 from vflash_adapters.attention.veda.opening import open_veda
 from vflash_adapters.block_kernels.device_default import default_block_kernels, triton_block_kernels
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
@@ -79,7 +78,7 @@ def _all_of(selector: Provider[Any]) -> Provider[dict[str, Callable[[], Any]]]:
 EXACT_ATTENTION: dict[str, Provider[Attention]] = {
     "auto": providers.Singleton(DeviceDefaultAttention),
     "naive": providers.Singleton(NaiveAttention),
-    **{backend.name: providers.Object(backend) for backend in SDPA_BACKENDS},
+    **{backend.name: providers.Object(backend) for backend in DEVICE_BACKENDS},
 }
 
 RESIDENCY: dict[str, Provider[Residency]] = {

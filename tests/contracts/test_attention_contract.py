@@ -8,6 +8,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from vflash_adapters.attention.device_default import DEVICE_BACKENDS, DeviceDefaultAttention, exact_backend
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.sdpa import SDPA_BACKENDS, sdpa_attention
 from vflash_adapters.attention.veda.adapter import VedaAttention
@@ -72,7 +73,7 @@ def test_nothing_is_held_without_a_predictor(backend: Attention) -> None:
     assert backend.held_bytes(layout()) == 0
 
 
-@pytest.mark.parametrize("backend", SDPA_BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [*DEVICE_BACKENDS, DeviceDefaultAttention()], ids=lambda backend: backend.name)
 def test_what_cannot_run_is_told_by_both_ways_in(backend: Attention) -> None:
     """`held_bytes` refuses what `prepare` refuses, in the same words."""
     told = []
@@ -123,11 +124,11 @@ def test_report_counts_the_calls_and_names_the_backend(backend: Attention) -> No
     assert backend.prepare(layout()).report().dense_calls == 0
 
 
-@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-cudnn"])
+@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-cudnn", "hopper"])
 def test_a_kernel_of_another_device_is_refused_with_the_cure(name: str) -> None:
     """Nothing falls back: a CUDA kernel named on the CPU stops in prepare and says what to choose."""
     with pytest.raises(UnsupportedError, match=r"runs on cuda.*choose 'sdpa"):
-        sdpa_attention(name).prepare(layout(torch.bfloat16))
+        exact_backend(name).prepare(layout(torch.bfloat16))
 
 
 def test_the_cpu_kernel_is_refused_on_cuda() -> None:

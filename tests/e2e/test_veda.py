@@ -128,6 +128,11 @@ FAULTS: dict[str, tuple[dict[str, Any], type[ContractError], str]] = {
         UnsupportedError,
         "'sdpa-cudnn' runs on cuda",
     ),
+    "another GPU's dense backend": (
+        {"attention_backend": "veda-meanpool", "veda_dense_backend": "hopper"},
+        UnsupportedError,
+        "'hopper' runs on cuda.*on a CPU 'sdpa'",
+    ),
     "a reference budget without use": (
         {"attention_backend": "veda-meanpool", "veda_reference_budget": "tiles=32"},
         ContractError,

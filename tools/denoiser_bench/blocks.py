@@ -32,6 +32,11 @@ class OurBlock:
         run = block_run(self.sequence, self.sizes, self.kernels, attend, -(-rows // parts))
         return lambda: run_block(weights, run, self.sequence.x, self.table, block=0, evaluation=0)
 
+    def attention_backend(self) -> str:
+        """What `attention` stands for here."""
+        rows = self.sequence.x.shape[0]
+        return exact_attention(self.attention, rows, self.sizes, self.device).report().backend
+
     def refresh(self) -> None:
         """New x: repeated calls have made the old one large beside what a block adds."""
         self.sequence.x.normal_()

@@ -1,4 +1,4 @@
-"""What no block can beat: its four GEMMs and the best dense attention, timed in the same run."""
+"""What no block can beat: its four GEMMs and the fastest exact attention of the same run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import torch
 import torch.nn.functional as F
 from attrs import evolve
 
+from attention_timing import exact_names
 from denoiser_bench.case import RawBlock, Sizes
-from vflash_adapters.attention.sdpa import sdpa_attention
+from vflash_adapters.attention.device_default import default_backend, exact_backend
+from vflash_adapters.attention.hopper.adapter import HopperAttention
+from vflash_adapters.attention.sdpa import SdpaAttention
 from vflash_adapters.linear.row_quantiser import quantise_rows
-from vflash_ports.attention import AttentionFn, AttentionLayout
+from vflash_ports.attention import Attention, AttentionFn, AttentionLayout
 from vflash_ports.linear import PackedLinear
 
 GEMMS = ("bf16", "fp8", "fp8 fast")
+ATTENTION = "attention "
 
 
 def floor_calls(
     rows: int, sizes: Sizes, block: RawBlock, packed: Mapping[str, PackedLinear], device: torch.device
 ) -> dict[str, Callable[[], object]]:
-    """ "bf16 qkv", "fp8 out", ..., "attention sdpa-cudnn": contiguous random inputs, outputs thrown away."""
+    """ "bf16 qkv", "fp8 out", ..., "attention sdpa-cudnn", ...: contiguous random inputs, outputs thrown away."""
     calls: dict[str, Callable[[], object]] = {}
     for name, weight in block.linears.items():
         values = torch.randn(rows, weight.shape[1], dtype=torch.bfloat16, device=device)
@@ -40,15 +44,21 @@ def floor_calls(
         calls[f"fp8 fast {name}"] = partial(scaled, use_fast_accum=True)
     shape = (rows, sizes.heads, sizes.head_dim)
     q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
-    for backend in ("sdpa-cudnn", "sdpa-flash") if device.type == "cuda" else ("sdpa",):
+    for backend in exact_names(packed_layout(rows, sizes, device)):
         attend = exact_attention(backend, rows, sizes, device, in_place=False)
-        calls[f"attention {backend}"] = partial(attend, q, k, v, block=0, evaluation=0)
+        calls[f"{ATTENTION}{backend}"] = partial(attend, q, k, v, block=0, evaluation=0)
     return calls
 
 
-def floor_chains(calls: Mapping[str, Callable[[], object]], block: RawBlock) -> dict[str, Callable[[], object]]:
-    """The parts one after the other, as a block runs them, with cuDNN's attention (the CPU's own on a CPU)."""
-    attention = next(name for name in calls if name.startswith("attention "))
+def fastest_attention(part_ms: Mapping[str, float]) -> str:
+    """The part with the fewest milliseconds among the exact attentions."""
+    return min((name for name in part_ms if name.startswith(ATTENTION)), key=lambda name: part_ms[name])
+
+
+def floor_chains(
+    calls: Mapping[str, Callable[[], object]], block: RawBlock, attention: str
+) -> dict[str, Callable[[], object]]:
+    """The parts one after the other, as a block runs them, with the part `attention`."""
 
     def chain(kind: str) -> Callable[[], object]:
         names = [f"{kind} qkv", attention, f"{kind} out", f"{kind} ffn_in", f"{kind} ffn_out"]
@@ -59,19 +69,29 @@ def floor_chains(calls: Mapping[str, Callable[[], object]], block: RawBlock) -> 
 
 
 def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device, *, in_place: bool = True) -> AttentionFn:
-    """A named exact backend, prepared for one packed sequence; `in_place` as the product runs it."""
-    backend = sdpa_attention(name)
-    if not in_place:
-        backend = evolve(backend, in_place_rows=rows + 1)
-    return backend.prepare(
-        AttentionLayout(
-            segments=(),
-            rows=rows,
-            heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            blocks=1,
-            evaluations=1,
-            device=device,
-            dtype=torch.bfloat16,
-        )
+    """An exact backend by name, `auto` being the device's, prepared for one packed sequence; `in_place` as the product
+    runs it. Its report names what it is."""
+    layout = packed_layout(rows, sizes, device)
+    backend = exact_backend(default_backend(layout) if name == "auto" else name)
+    return (backend if in_place else _beside_q(backend, rows)).prepare(layout)
+
+
+def packed_layout(rows: int, sizes: Sizes, device: torch.device) -> AttentionLayout:
+    return AttentionLayout(
+        segments=(),
+        rows=rows,
+        heads=sizes.heads,
+        head_dim=sizes.head_dim,
+        blocks=1,
+        evaluations=1,
+        device=device,
+        dtype=torch.bfloat16,
     )
+
+
+def _beside_q(backend: Attention, rows: int) -> Attention:
+    """The same, with its result in memory of its own."""
+    if isinstance(backend, HopperAttention):
+        return evolve(backend, in_place=False)
+    assert isinstance(backend, SdpaAttention)
+    return evolve(backend, in_place_rows=rows + 1)

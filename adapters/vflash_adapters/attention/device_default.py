@@ -5,27 +5,43 @@ from __future__ import annotations
 import torch
 from attrs import frozen
 
-from vflash_adapters.attention.sdpa import sdpa_attention
-from vflash_ports.attention import AttentionFn, AttentionLayout
+from vflash_adapters.attention.hopper.adapter import HopperAttention
+from vflash_adapters.attention.hopper.admission import admits
+from vflash_adapters.attention.sdpa import SDPA_BACKENDS
+from vflash_ports.attention import Attention, AttentionFn, AttentionLayout
 
-HOPPER = (9, 0)
+CUDNN_FROM = (9, 0)
 """From this compute capability on, cuDNN's kernel is faster than flash (docs/attention.md has the figures)."""
+DEVICE_BACKENDS: tuple[Attention, ...] = (*SDPA_BACKENDS, HopperAttention())
+"""The exact backends of one kind of device each, from which `auto` chooses."""
 
 
 @frozen(kw_only=True)
 class DeviceDefaultAttention:
-    """`auto`: `sdpa` on a CPU, `sdpa-cudnn` from Hopper on, `sdpa-flash` before. Never approximate."""
+    """`auto`: what `default_backend` says of the layout. Never approximate, and never another one where that fails."""
 
     name: str = "auto"
 
     def held_bytes(self, layout: AttentionLayout) -> int:
-        return sdpa_attention(default_backend(layout.device)).held_bytes(layout)
+        return exact_backend(default_backend(layout)).held_bytes(layout)
 
     def prepare(self, layout: AttentionLayout) -> AttentionFn:
-        return sdpa_attention(default_backend(layout.device)).prepare(layout)
+        return exact_backend(default_backend(layout)).prepare(layout)
 
 
-def default_backend(device: torch.device) -> str:
-    if device.type == "cpu":
+def default_backend(layout: AttentionLayout) -> str:
+    """By the layout's device, dtype and head size alone.
+
+    `hopper` on compute capability 9.0 for 16-bit heads of 64 or 128; otherwise `sdpa-cudnn` from 9.0 on, `sdpa-flash`
+    on older CUDA devices, and `sdpa` on a CPU.
+    """
+    if layout.device.type != "cuda":
         return "sdpa"
-    return "sdpa-cudnn" if torch.cuda.get_device_capability(device) >= HOPPER else "sdpa-flash"
+    if admits(layout.device, layout.dtype, layout.head_dim):
+        return "hopper"
+    return "sdpa-cudnn" if torch.cuda.get_device_capability(layout.device) >= CUDNN_FROM else "sdpa-flash"
+
+
+def exact_backend(name: str) -> Attention:
+    """The named entry of `DEVICE_BACKENDS`."""
+    return next(backend for backend in DEVICE_BACKENDS if backend.name == name)

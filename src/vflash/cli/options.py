@@ -59,7 +59,8 @@ SaveLatents = Annotated[
 AttentionBackend = Annotated[
     str | None,
     typer.Option(
-        help="auto, naive, sdpa, sdpa-flash, sdpa-cudnn; approximate: veda, veda-meanpool", rich_help_panel=BACKENDS
+        help="auto, naive, sdpa, sdpa-flash, sdpa-cudnn, hopper; approximate: veda, veda-meanpool",
+        rich_help_panel=BACKENDS,
     ),
 ]
 VEDA = "Veda attention"

@@ -19,6 +19,7 @@ class AttentionBackend(Choice):
     SDPA = "sdpa"
     SDPA_FLASH = "sdpa-flash"
     SDPA_CUDNN = "sdpa-cudnn"
+    HOPPER = "hopper"
     VEDA = "veda"
     VEDA_MEANPOOL = "veda-meanpool"
 
@@ -31,6 +32,7 @@ class VedaDenseBackend(Choice):
     SDPA = "sdpa"
     SDPA_FLASH = "sdpa-flash"
     SDPA_CUDNN = "sdpa-cudnn"
+    HOPPER = "hopper"
 
 
 class VedaKernels(Choice):
