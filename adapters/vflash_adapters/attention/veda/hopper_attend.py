@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from vflash_adapters.attention.hopper.softmax_loop import make_barriers
 from vflash_adapters.attention.veda.hopper_consumer import consume
-from vflash_adapters.attention.veda.hopper_producer import produce
+from vflash_adapters.attention.veda.hopper_producer import EIGHT, produce
 from vflash_adapters.attention.veda.kept_lists import KeptLists
 from vflash_adapters.attention.veda.tiling import Tiling
 
@@ -47,13 +47,13 @@ def attend_kept(
     head_dim = q_SHD.shape[-1]
     counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
     processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
-    narrow = max(x.shape[0] * x.stride(0) for x in (q_SHD, k_SHD, v_SHD)) < 2**31
+    assert max(x.shape[0] * x.stride(0) for x in (q_SHD, k_SHD, v_SHD)) // EIGHT.value < 2**31
     _attend_hopper[(processors,)](
         q_SHD, k_SHD, v_SHD, kept.lists, kept.items, tiling.rows, counter,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
         tiling.tiles, len(kept.items), head_dim**-0.5 * math.log2(math.e),
         D=head_dim, K_SLOTS=config.k_slots, V_SLOTS=config.v_slots, CONSUMER_REGISTERS=config.consumer_registers,
-        PRODUCER_REGISTERS=config.producer_registers, NARROW=narrow,
+        PRODUCER_REGISTERS=config.producer_registers,
         ONE_STRIDE=k_SHD.stride(0) == v_SHD.stride(0), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return q_SHD
@@ -65,7 +65,7 @@ def _attend_hopper(
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride,
     tiles, total, scale_log2,
     D: gl.constexpr, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr, NARROW: gl.constexpr, ONE_STRIDE: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, ONE_STRIDE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -91,7 +91,7 @@ def _attend_hopper(
             (consume, (1, out, tables, scale_log2, memory, barriers, D, K_SLOTS, V_SLOTS)),
             (
                 produce,
-                (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS, NARROW, ONE_STRIDE),
+                (inputs, strides, tables, tiles, total, memory, barriers, D, K_SLOTS, V_SLOTS, ONE_STRIDE),
             ),
         ],
         [4, 4],
