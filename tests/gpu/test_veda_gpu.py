@@ -7,9 +7,10 @@ import torch
 
 from attention_cases import Case, random_plan, random_qkv
 from attention_checks import CHECKED, check_case
+from vflash_adapters.attention.hopper.admission import CAPABILITY
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.attention.veda.budget import Budget, BudgetKind
-from vflash_adapters.attention.veda.fast import HOPPER, FastSparseCall, HopperKernels, TritonKernels
+from vflash_adapters.attention.veda.fast import FastSparseCall, HopperKernels, TritonKernels
 from vflash_adapters.attention.veda.kept_lists import kept_mask
 from vflash_adapters.attention.veda.reference import attend_kept
 from vflash_adapters.attention.veda.self_test import check_kernels
@@ -31,7 +32,7 @@ def device() -> torch.device:
 def kernels(request: pytest.FixtureRequest) -> TritonKernels | HopperKernels:
     if request.param == "triton":
         return TritonKernels()
-    if torch.cuda.get_device_capability() != HOPPER:
+    if torch.cuda.get_device_capability() != CAPABILITY:
         pytest.skip("needs compute capability 9.0")
     return HopperKernels()
 

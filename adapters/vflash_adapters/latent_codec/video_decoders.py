@@ -13,7 +13,7 @@ from vflash_adapters.block_kernels.device_default import default_block_kernels
 from vflash_adapters.latent_codec.decode_windows import DecodeTiles, own_decoder
 from vflash_adapters.latent_codec.decoder_kernels import DecoderKernels, head_norm_rope, scaled_residual_norm
 from vflash_adapters.latent_codec.decoder_linears import dense_linear, fp8_linear
-from vflash_adapters.latent_codec.tile_attention import tile_attention
+from vflash_adapters.latent_codec.tile_attention import check_tile_attention, tile_attention
 from vflash_adapters.latent_codec.vit_decoder import VitDecoder
 from vflash_adapters.linear.fp8 import default_row_kernels
 from vflash_adapters.linear.row_fp8 import ADMITTED_CAPABILITIES, SCALED_GEMM_ALIGNMENT, admits
@@ -36,7 +36,7 @@ def check_video_decoder(
     if decoder is VideoDecoder.DIFFUSERS:
         return
     default_block_kernels(device)  # refuses where Triton is needed and missing
-    tile_attention(device, dtype, _head_dim(config))  # and where it is too old
+    check_tile_attention(device, dtype, _head_dim(config))  # and where it is too old, or its kernel wrong
     if decoder is VideoDecoder.FUSED_FP8:
         _check_fp8(config, device, dtype)
 

@@ -188,6 +188,16 @@ def test_gpu_kernels_are_refused_on_a_cpu(kernels: TritonKernels, predictor: Pre
         evolve(veda(predictor), kernels=kernels).prepare(layout())
 
 
+def test_hopper_kernels_need_a_triton_with_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one is named before its compiler fails on them."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("triton.__version__", "3.5.1")
+    tiling = veda(None).prepare(layout()).tiling
+    cuda = layout(dtype=torch.bfloat16, device=torch.device("cuda"), head_dim=128)
+    with pytest.raises(UnsupportedError, match=r"Triton 3\.6 or later.*not 3\.5\.1.*veda_kernels='triton'"):
+        HopperKernels().prepare(tiling, cuda)
+
+
 def test_auto_is_the_reference_on_a_cpu_and_says_so(predictor: Predictor) -> None:
     """The report names what ran, not what was asked for."""
     attend = evolve(veda(predictor), kernels=DeviceKernels()).prepare(layout())

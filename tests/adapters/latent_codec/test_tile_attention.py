@@ -16,6 +16,8 @@ from vflash_adapters.latent_codec.tile_attention import (
     TORCH_KERNELS,
     HopperTileAttention,
     SdpaTileAttention,
+    _test_once,
+    check_tile_attention,
     tile_attention,
 )
 from vflash_adapters.latent_codec.video_decoders import VideoDecoder, check_video_decoder, fused_kernels
@@ -24,6 +26,7 @@ from vflash_ports.errors import UnsupportedError
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FUSED = (VideoDecoder.FUSED, VideoDecoder.FUSED_FP8)
+MODULE = "vflash_adapters.latent_codec.tile_attention"
 
 
 @pytest.fixture
@@ -32,6 +35,19 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
 
     return on
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Self-tests that were made, as (head size, rows), instead of making them on a device that is not here."""
+    made: list[tuple[int, int]] = []
+
+    def check(attend: Any, device: Any, dtype: Any, head_dim: int, rows: int, *, what: str, cure: str) -> None:
+        made.append((head_dim, rows))
+
+    monkeypatch.setattr(f"{MODULE}.check_dense", check)
+    monkeypatch.setattr(f"{MODULE}._test_once", _test_once.__wrapped__)
+    return made
 
 
 def test_our_kernel_attends_on_9_0_alone(on: Callable[[int, int], None]) -> None:
@@ -62,7 +78,7 @@ def test_the_kernel_has_a_configuration_for_every_head_size_admitted() -> None:
 
 @pytest.mark.parametrize("decoder", FUSED)
 def test_a_triton_without_gluon_is_found_out_before_loading(
-    decoder: VideoDecoder, on: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+    decoder: VideoDecoder, on: Callable[[int, int], None], asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only where the kernel would run: never replaced by torch's, and no obstacle elsewhere."""
     monkeypatch.setattr("triton.__version__", "3.5.1")
@@ -77,6 +93,34 @@ def test_a_triton_without_gluon_is_found_out_before_loading(
     for version in ("3.6.0", "3.10.1+git1234", "4.0.0"):
         monkeypatch.setattr("triton.__version__", version)
         check_video_decoder(decoder, {}, device=CUDA, dtype=BF16)
+    assert asked == [(64, 261)] * 3
+
+
+def test_a_kernel_that_is_wrong_is_found_out_before_loading(
+    on: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an answer of its own on the device, which is asked for once; torch's kernels are not asked."""
+    on(9, 0)
+    made = []
+
+    def wrong(q_BSHD: torch.Tensor, k_BSHD: torch.Tensor, v_BSHD: torch.Tensor, out_BSHD: Any) -> torch.Tensor:
+        made.append(q_BSHD.shape)
+        attend_naively(q_BSHD, k_BSHD, v_BSHD, out_BSHD)[:, -1] *= 2.0
+        return out_BSHD
+
+    monkeypatch.setattr(f"{MODULE}.admits", lambda device, dtype, head_dim: head_dim == 64)
+    monkeypatch.setattr(f"{MODULE}.dense_attend", lambda what, cure: wrong)
+    with pytest.raises(UnsupportedError, match=r"fused video decoder failed its self-test.*video decoder 'diffusers'"):
+        check_video_decoder(VideoDecoder.FUSED, {}, device=CPU, dtype=F16)
+    assert made == [(1, 261, 200, 64)]
+    monkeypatch.setattr(f"{MODULE}.dense_attend", lambda what, cure: attend_naively)
+    for _ in range(2):
+        check_tile_attention(CPU, F16, 64)
+    monkeypatch.setattr(f"{MODULE}.dense_attend", lambda what, cure: wrong)
+    check_tile_attention(CPU, F16, 64)
+    check_tile_attention(CPU, F16, 32)
+    assert len(made) == 1
+    _test_once.cache_clear()
 
 
 def test_triton_is_not_imported_without_need() -> None:

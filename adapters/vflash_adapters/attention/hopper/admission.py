@@ -1,4 +1,4 @@
-"""Where the dense kernel for compute capability 9.0 runs, and its import, which waits until then."""
+"""Where the kernels for compute capability 9.0 run, and the dense one's import, which waits until then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CAPABILITY = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128)
 LEAST_TRITON = (3, 6)
-"""The first release with the Gluon that the kernel is written in."""
+"""The first release with the Gluon that the kernels are written in."""
 
 
 class DenseAttend(Protocol):
@@ -31,6 +31,14 @@ def admits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def dense_attend(what: str, cure: str) -> DenseAttend:
+    """Raises what `require_gluon` does."""
+    require_gluon(what, cure)
+    from vflash_adapters.attention.hopper.dense import attend
+
+    return attend
+
+
+def require_gluon(what: str, cure: str) -> None:
     """Raises `UnsupportedError` for `what`, with its `cure`, where Triton is missing or too old."""
     needed = f"{what} needs Triton {'.'.join(map(str, LEAST_TRITON))} or later on compute capability 9.0"
     try:
@@ -39,6 +47,3 @@ def dense_attend(what: str, cure: str) -> DenseAttend:
         raise UnsupportedError(f"{needed}: install vflash[gpu], or {cure}") from error
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < LEAST_TRITON:
         raise UnsupportedError(f"{needed}, not {triton.__version__}: install vflash[gpu], or {cure}")
-    from vflash_adapters.attention.hopper.dense import attend
-
-    return attend

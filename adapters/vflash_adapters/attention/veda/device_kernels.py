@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from attrs import field, frozen
 
+from vflash_adapters.attention.hopper.admission import CAPABILITY
 from vflash_adapters.attention.veda.kernels import SparseCall, VedaKernels
 from vflash_adapters.attention.veda.reference import ReferenceKernels
 from vflash_adapters.attention.veda.tiling import Tiling
@@ -35,7 +36,7 @@ def named_kernels(name: str) -> VedaKernels:
 def device_kernels(device: torch.device) -> VedaKernels:
     if device.type != "cuda":
         return ReferenceKernels()
-    return named_kernels("hopper" if torch.cuda.get_device_capability(device) == _fast().HOPPER else "triton")
+    return named_kernels("hopper" if torch.cuda.get_device_capability(device) == CAPABILITY else "triton")
 
 
 def _fast() -> ModuleType:

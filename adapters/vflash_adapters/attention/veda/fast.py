@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from attrs import define, field, frozen
 
+from vflash_adapters.attention.hopper.admission import CAPABILITY, require_gluon
 from vflash_adapters.attention.veda import triton_attend
 from vflash_adapters.attention.veda.kept_lists import KeptLists, allocate_lists
 from vflash_adapters.attention.veda.predictor import Projections
@@ -19,7 +20,6 @@ from vflash_ports.attention import AttentionLayout
 from vflash_ports.errors import UnsupportedError
 
 DTYPES = (torch.bfloat16, torch.float16)
-HOPPER = (9, 0)
 Attend = Callable[..., torch.Tensor]
 """(q, k, v, kept, *, tiling, head_shape, config) -> [S, H, D], over q."""
 
@@ -43,7 +43,8 @@ class HopperKernels:
     name: str = field(default="hopper", init=False)
 
     def prepare(self, tiling: Tiling, layout: AttentionLayout) -> FastSparseCall:
-        _check(layout, self.name, head_dims=(64, 128), lowest=HOPPER, highest=HOPPER)
+        _check(layout, self.name, head_dims=(64, 128), lowest=CAPABILITY, highest=CAPABILITY)
+        require_gluon(f"Veda kernels {self.name!r}", "choose veda_kernels='triton', or an exact attention backend")
         from vflash_adapters.attention.veda import hopper_attend
 
         return prepare_call(self.name, tiling, layout, hopper_attend.attend_kept, hopper_attend.HopperConfig())
