@@ -48,7 +48,7 @@ class DenoiseSession:
     _gate: Gate = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._gate = Gate(log=self.log)
+        self._gate = Gate(device=self.backends.device, log=self.log)
 
     @property
     def initialization_seconds(self) -> float:

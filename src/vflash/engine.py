@@ -29,6 +29,7 @@ from vflash.domain.results import EncodeResult, VideoResult
 from vflash.stages.backends import Backends, check_device
 from vflash.stages.bundle import to_bundle
 from vflash.stages.clock import RequestClock
+from vflash.stages.current_device import current_device
 from vflash.stages.decode import saved_length
 from vflash.stages.deliver import deliver, way_back
 from vflash.stages.delivery_profiles import DeliveryProfiles, delivery_profiles
@@ -69,7 +70,7 @@ class Engine:
     _gate: Gate = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._gate = Gate(log=self.log)
+        self._gate = Gate(device=self.backends.device, log=self.log)
 
     @property
     def request_count(self) -> int:
@@ -96,12 +97,12 @@ class Engine:
         folder = denoiser_folder(request.mode)
         facts = self.model_facts(folder)
         check_device(self.backends.device)
-        self.backends.kernels.check(self.backends.device, self.backends.dtype)
-        self.backends.check_codec(self.model_dir)
-        self.backends.check_component(self.model_dir / folder, facts.denoiser)
-        return self.foresight.plan(
-            request, gather(request, facts, self.reader, self.backends.profile), facts, compare=True
-        )
+        with current_device(self.backends.device):
+            self.backends.kernels.check(self.backends.device, self.backends.dtype)
+            self.backends.check_codec(self.model_dir)
+            self.backends.check_component(self.model_dir / folder, facts.denoiser)
+            gathered = gather(request, facts, self.reader, self.backends.profile)
+            return self.foresight.plan(request, gathered, facts, compare=True)
 
     def generate(
         self,

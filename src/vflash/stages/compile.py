@@ -21,6 +21,7 @@ from vflash.model.tables import Plans
 from vflash.model.transformer import LoadedBase, read_base
 from vflash.stages.adapter import adapter_receipt
 from vflash.stages.backends import Backends
+from vflash.stages.current_device import current_device
 from vflash_ports.assets import AssetStore
 from vflash_ports.errors import ContractError
 from vflash_ports.observer import Observer
@@ -49,11 +50,12 @@ class Compiler:
         if profile is None:
             raise ContractError("compiled assets are for one schedule: name a profile, or a published adapter")
         component = self.model_dir / profile.component
-        self.backends.check_component(component, facts)
-        with self.store.create(output) as writer, torch.inference_mode():
-            sources = self._identify(component, verify_content_hashes, observer)
-            body = self._write(writer.add, component, facts, profile, observer)
-            writer.seal({**body, **sources})
+        with current_device(self.backends.device):
+            self.backends.check_component(component, facts)
+            with self.store.create(output) as writer, torch.inference_mode():
+                sources = self._identify(component, verify_content_hashes, observer)
+                body = self._write(writer.add, component, facts, profile, observer)
+                writer.seal({**body, **sources})
         return {"assets": str(output), "profile": profile.name, **sources}
 
     def _identify(self, component: Path, hash_content: bool, observer: Observer) -> dict[str, Any]:

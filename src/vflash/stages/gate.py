@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+import torch
 from attrs import define, field
 
+from vflash.stages.current_device import current_device
 from vflash.stages.watch import RequestWatch
 from vflash_ports.errors import BusyError, ClosedError, ContractError
 from vflash_ports.event_log import EventLog, FieldValue, SilentLog
@@ -16,8 +18,10 @@ from vflash_ports.event_log import EventLog, FieldValue, SilentLog
 
 @define(kw_only=True, eq=False)
 class Gate:
-    """Input errors and cancelling leave it healthy; a failed execution retires it."""
+    """Input errors and cancelling leave it healthy; a failed execution retires it. What it lets in runs with `device`
+    as the thread's current one."""
 
+    device: torch.device = field(factory=lambda: torch.device("cpu"))
     requests: int = 0
     closed: bool = False
     failure: str | None = None
@@ -82,7 +86,8 @@ class Gate:
         if not self._lock.acquire(blocking=False):
             raise BusyError(why)
         try:
-            yield
+            with current_device(self.device):
+                yield
         finally:
             self._lock.release()
 
