@@ -1,14 +1,18 @@
-"""Inputs for measuring attention: real MiniMax-H3 geometries, random and video-like q, k, v, a random predictor."""
+"""For measuring attention: real MiniMax-H3 geometries, random and video-like q, k, v, a random predictor, and the exact
+backends of a device."""
 
 from __future__ import annotations
 
 import torch
 from attrs import frozen
 
+from vflash_adapters.attention.device_default import DEVICE_BACKENDS
+from vflash_adapters.attention.hopper.admission import admits
+from vflash_adapters.attention.sdpa import SdpaAttention
 from vflash_adapters.attention.veda.plans import Plan
 from vflash_adapters.attention.veda.predictor import Projections
 from vflash_adapters.attention.veda.tiles import Extents
-from vflash_ports.attention import AttentionLayout, Segment, SegmentKind
+from vflash_ports.attention import Attention, AttentionLayout, Segment, SegmentKind
 
 HEADS, HEAD_DIM = 56, 128
 SHAPES: tuple[Extents, ...] = ((8, 4, 4), (2, 8, 8), (4, 4, 8), (4, 8, 4), (8, 2, 8), (8, 8, 2))
@@ -58,6 +62,17 @@ SMALLER = (
     Case(name="448x256 5 s", grid=(37, 8, 14), audio_rows=414),
     Case(name="256x256 5 s", grid=(37, 8, 8), audio_rows=414),
 )
+
+
+def exact_names(layout: AttentionLayout) -> tuple[str, ...]:
+    """The exact backends of the layout's device and dtype, without the reference."""
+    return tuple(backend.name for backend in DEVICE_BACKENDS if _is_for(backend, layout))
+
+
+def _is_for(backend: Attention, layout: AttentionLayout) -> bool:
+    if isinstance(backend, SdpaAttention):
+        return layout.device.type == backend.device_type and layout.dtype in backend.dtypes
+    return admits(layout.device, layout.dtype, layout.head_dim)
 
 
 def random_qkv(case: Case, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attention_cases import Case, random_plan, random_projections
-from attention_timing import exact_names
+from attention_cases import Case, exact_names, random_plan, random_projections
 from vflash_adapters.attention.device_default import exact_backend
 from vflash_adapters.attention.naive import NaiveAttention
 from vflash_adapters.attention.veda.fast import FastSparseCall

@@ -7,16 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from vflash_adapters.attention.hopper.adapter import misfit
-from vflash_ports.attention import AttentionLayout
-
-
-def exact_names(layout: AttentionLayout) -> tuple[str, ...]:
-    """The exact backends of the layout's device, without the reference."""
-    if layout.device.type != "cuda":
-        return ("sdpa",)
-    return ("sdpa-cudnn", "sdpa-flash") if misfit(layout) else ("sdpa-cudnn", "sdpa-flash", "hopper")
-
 
 def timed(
     step: Callable[[], object], repeats: int, *, inner: int = 1, before: Callable[[], object] | None = None

@@ -24,6 +24,7 @@ from attention_cases import (
     MAIN,
     SMALLER,
     Case,
+    exact_names,
     random_plan,
     random_projections,
     random_qkv,
@@ -32,7 +33,7 @@ from attention_cases import (
 from attention_checks import check_all
 from attention_errors import exact_errors, measure_errors
 from attention_flex import flex_milliseconds
-from attention_timing import exact_names, peak_bytes, timed
+from attention_timing import peak_bytes, timed
 from attention_variants import VARIANTS, variant_call
 from vflash_adapters.attention.device_default import exact_backend
 from vflash_adapters.attention.veda.fast import FastSparseCall

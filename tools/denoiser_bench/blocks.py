@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 
 from denoiser_bench.case import Sequence, Sizes, block_run
-from denoiser_bench.floor import exact_attention
+from denoiser_bench.floor import attention_beside_q, exact_attention
 from denoiser_bench.timing import interleaved, relative_error
 from vflash.model.block import BlockWeights, run_block
 from vflash_ports.block_kernels import BlockKernels
@@ -28,7 +28,8 @@ class OurBlock:
     def call(self, weights: BlockWeights, *, parts: int, in_place: bool = True) -> Callable[[], torch.Tensor]:
         """The block, its rows in `parts`, over the sequence's own x, which it overwrites; values stay finite."""
         rows = self.sequence.x.shape[0]
-        attend = exact_attention(self.attention, rows, self.sizes, self.device, in_place=in_place)
+        prepared = exact_attention if in_place else attention_beside_q
+        attend = prepared(self.attention, rows, self.sizes, self.device)
         run = block_run(self.sequence, self.sizes, self.kernels, attend, -(-rows // parts))
         return lambda: run_block(weights, run, self.sequence.x, self.table, block=0, evaluation=0)
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from attrs import evolve
 
-from attention_timing import exact_names
+from attention_cases import exact_names
 from denoiser_bench.case import RawBlock, Sizes
 from vflash_adapters.attention.device_default import default_backend, exact_backend
-from vflash_adapters.attention.hopper.adapter import HopperAttention
+from vflash_adapters.attention.exact import ExactAttentionFn
 from vflash_adapters.attention.sdpa import SdpaAttention
 from vflash_adapters.linear.row_quantiser import quantise_rows
 from vflash_ports.attention import Attention, AttentionFn, AttentionLayout
@@ -45,7 +45,7 @@ def floor_calls(
     shape = (rows, sizes.heads, sizes.head_dim)
     q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
     for backend in exact_names(packed_layout(rows, sizes, device)):
-        attend = exact_attention(backend, rows, sizes, device, in_place=False)
+        attend = attention_beside_q(backend, rows, sizes, device)
         calls[f"{ATTENTION}{backend}"] = partial(attend, q, k, v, block=0, evaluation=0)
     return calls
 
@@ -68,12 +68,20 @@ def floor_chains(
     return {f"floor {kind}": chain(kind) for kind in GEMMS}
 
 
-def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device, *, in_place: bool = True) -> AttentionFn:
-    """An exact backend by name, `auto` being the device's, prepared for one packed sequence; `in_place` as the product
-    runs it. Its report names what it is."""
+def exact_attention(name: str, rows: int, sizes: Sizes, device: torch.device) -> AttentionFn:
+    """An exact backend by name, `auto` being the device's, prepared for one packed sequence. Its report names what it
+    is."""
     layout = packed_layout(rows, sizes, device)
-    backend = exact_backend(default_backend(layout) if name == "auto" else name)
-    return (backend if in_place else _beside_q(backend, rows)).prepare(layout)
+    return _named(name, layout).prepare(layout)
+
+
+def attention_beside_q(name: str, rows: int, sizes: Sizes, device: torch.device) -> AttentionFn:
+    """The same, with its result in memory of its own, so that q is there again for the next call."""
+    layout = packed_layout(rows, sizes, device)
+    backend = _named(name, layout)
+    if isinstance(backend, SdpaAttention):
+        return evolve(backend, in_place_rows=rows + 1).prepare(layout)
+    return ExactAttentionFn(backend=backend.name, layout=layout, kernel=_dense_beside_q)
 
 
 def packed_layout(rows: int, sizes: Sizes, device: torch.device) -> AttentionLayout:
@@ -89,9 +97,13 @@ def packed_layout(rows: int, sizes: Sizes, device: torch.device) -> AttentionLay
     )
 
 
-def _beside_q(backend: Attention, rows: int) -> Attention:
-    """The same, with its result in memory of its own."""
-    if isinstance(backend, HopperAttention):
-        return evolve(backend, in_place=False)
-    assert isinstance(backend, SdpaAttention)
-    return evolve(backend, in_place_rows=rows + 1)
+def _named(name: str, layout: AttentionLayout) -> Attention:
+    return exact_backend(default_backend(layout) if name == "auto" else name)
+
+
+def _dense_beside_q(q_SHD: torch.Tensor, k_SHD: torch.Tensor, v_SHD: torch.Tensor) -> torch.Tensor:
+    from vflash_adapters.attention.hopper.dense import attend
+
+    out_SHD = q_SHD.new_empty(q_SHD.shape)
+    attend(*(x.unsqueeze(0) for x in (q_SHD, k_SHD, v_SHD, out_SHD)))
+    return out_SHD

@@ -27,7 +27,7 @@ WHAT, CURE = "the fused video decoder", "choose video decoder 'diffusers'"
 
 def tile_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> TileAttention:
     """Our own kernel on compute capability 9.0 for 16-bit heads of 64 or 128, where it was measured faster than
-    cuDNN's; torch's elsewhere. Raises `UnsupportedError`, with the cure, where Triton is too old for the former."""
+    cuDNN's; torch's elsewhere. Raises `UnsupportedError`, with the cure, where Triton does not fit the former."""
     if admits(device, dtype, head_dim):
         return HopperTileAttention(attend=dense_attend(WHAT, CURE))
     return SdpaTileAttention(kernels=TORCH_KERNELS[device.type])

@@ -14,12 +14,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from vflash_adapters.attention.hopper import dense
 from vflash_adapters.attention.veda import hopper_attend, triton_attend, triton_pool, triton_score, triton_select
 
-BF16, F32, I32 = "*bf16", "*fp32", "*i32"
+BF16, F16, F32, I32 = "*bf16", "*fp16", "*fp32", "*i32"
 HALF_PRECISION = ("q_ptr", "k_ptr", "v_ptr")
 ATTEND = {"D": 128, "ROWS": 128, "KEYS": 128, "QUARTER": 32, "CODE": 64, "FIELDS": 8, "STAGES": 4}
 REGISTERS = {"CONSUMER_REGISTERS": 208, "PRODUCER_REGISTERS": 96}
 HOPPER = {"D": 128, "K_SLOTS": 2, "V_SLOTS": 3, "ONE_STRIDE": True, **REGISTERS}
-DENSE = {"scale_log2": "fp32", "out_ptr": BF16, "out_batch_stride": "i64"}
+DENSE = {"scale_log2": "fp32"}
 BOXES = {"q_desc": 64, "k_desc": 128, "v_desc": 128}
 SELECT = {"TILE": 128, "QUARTER": 32, "PER_TILE": 4, "CODE": 64, "FIELDS": 8, "BLOCK": 512}
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
@@ -30,19 +30,22 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "attend": (triton_attend._attend, {"scale_log2": "fp32"}, ATTEND, 8),
     "attend on hopper": (hopper_attend._attend_hopper, {"scale_log2": "fp32"}, HOPPER, 4),
     **{
-        f"dense, heads of {D}, {short} keys at the end": (
-            dense._attend, DENSE,
+        f"dense, heads of {D}, {short} keys at the end, {out}": (
+            dense._attend, DENSE | {"out_ptr": out},
             {"D": D, "SHORT": short} | {name.upper(): value for name, value in asdict(dense.CONFIGS[D]).items()}, 4,
         )
-        for D, short in ((64, 0), (64, 16), (128, 0), (128, 64))
+        for D, short, out in (
+            (64, 0, BF16), (64, 16, BF16), (64, 32, F16), (64, 128, BF16),
+            (128, 0, BF16), (128, 32, BF16), (128, 64, BF16), (128, 128, F16),
+        )
     },
 }  # fmt: skip
 
 
-def box(rows: int, head_dim: int) -> str:
+def box(dtype: str, rows: int, head_dim: int) -> str:
     """A descriptor of `rows` rows of one head, as a signature spells it."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    return f"tensordesc<bf16[1, {rows}, {head_dim}],{layout!r}>"
+    return f"tensordesc<{dtype.removeprefix('*')}[1, {rows}, {head_dim}],{layout!r}>"
 
 
 def compiled(name: str) -> Any:
@@ -51,7 +54,7 @@ def compiled(name: str) -> Any:
     for place, argument in enumerate(kernel.arg_names):
         default = BF16 if argument in HALF_PRECISION else I32 if argument.endswith("_ptr") else "i32"
         if argument in BOXES:
-            default = box(BOXES[argument], constants["D"])
+            default = box(types["out_ptr"], BOXES[argument], constants["D"])
         signature[argument] = "constexpr" if argument in constants else types.get(argument, default)
         if signature[argument].startswith("*") or argument.endswith("stride"):
             hints[(place,)] = [["tt.divisibility", 16]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from attrs import evolve, frozen
@@ -198,6 +200,22 @@ def test_hopper_kernels_need_a_triton_with_gluon(monkeypatch: pytest.MonkeyPatch
         HopperKernels().prepare(tiling, cuda)
 
 
+def test_a_later_triton_that_moved_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the import of the kernels raises, with the cure."""
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+    for name in ("async_load", "async_copy_global_to_shared"):
+        monkeypatch.delattr(async_copy, name, raising=False)
+    for name in ("hopper_attend", "hopper_producer"):
+        monkeypatch.delitem(sys.modules, f"vflash_adapters.attention.veda.{name}", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("triton.__version__", "9.1.0")
+    tiling = veda(None).prepare(layout()).tiling
+    cuda = layout(dtype=torch.bfloat16, device=torch.device("cuda"), head_dim=128)
+    with pytest.raises(UnsupportedError, match=r"'hopper' does not load with Triton 9\.1\.0 \(.*veda_kernels='triton'"):
+        HopperKernels().prepare(tiling, cuda)
+
+
 def test_auto_is_the_reference_on_a_cpu_and_says_so(predictor: Predictor) -> None:
     """The report names what ran, not what was asked for."""
     attend = evolve(veda(predictor), kernels=DeviceKernels()).prepare(layout())
@@ -221,6 +239,8 @@ class SpoiledCall(ReferenceSparseCall):
     def __call__(self, *inputs: torch.Tensor, **options: object) -> torch.Tensor:
         if self.name == "broken":
             raise AttributeError("no such instruction")
+        if self.name == "full":
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return super().__call__(*inputs, **options) * 1.1
 
 
@@ -232,3 +252,9 @@ def test_kernels_that_fail_the_self_test_are_refused(predictor: Predictor, fault
     backend = evolve(veda(predictor), kernels=SpoiledKernels(fault=fault))
     with pytest.raises(UnsupportedError, match=f"self-test.*{message}.*exact attention backend"):
         backend.prepare(layout(dtype=torch.bfloat16))
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_kernels(predictor: Predictor) -> None:
+    """Torch's own error passes through the self-test as it is."""
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
+        evolve(veda(predictor), kernels=SpoiledKernels(fault="full")).prepare(layout(dtype=torch.bfloat16))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -25,25 +28,55 @@ class DenseAttend(Protocol):
 
 def admits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """By hardware and sizes alone."""
-    if device.type != "cuda" or dtype not in DTYPES or head_dim not in HEAD_DIMS:
-        return False
-    return torch.cuda.get_device_capability(device) == CAPABILITY
+    return misfit(device, dtype, head_dim) is None
+
+
+def misfit(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """What the kernel is not made for; None exactly where it `admits`."""
+    if device.type != "cuda":
+        return f"runs on cuda, but the model is on {device}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        return f"runs on compute capability {_dotted(CAPABILITY)}, but {device} has {_dotted(capability)}"
+    if dtype not in DTYPES:
+        known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
+        return f"takes {known}, but the model is {dtype}"
+    if head_dim not in HEAD_DIMS:
+        return f"takes heads of {' or '.join(map(str, HEAD_DIMS))}, but the model has heads of {head_dim}"
+    return None
 
 
 def dense_attend(what: str, cure: str) -> DenseAttend:
-    """Raises what `require_gluon` does."""
-    require_gluon(what, cure)
-    from vflash_adapters.attention.hopper.dense import attend
-
+    """Raises what `gluon_kernel` does."""
+    with gluon_kernel(what, cure):
+        from vflash_adapters.attention.hopper.dense import attend
     return attend
 
 
-def require_gluon(what: str, cure: str) -> None:
-    """Raises `UnsupportedError` for `what`, with its `cure`, where Triton is missing or too old."""
-    needed = f"{what} needs Triton {'.'.join(map(str, LEAST_TRITON))} or later on compute capability 9.0"
+@contextmanager
+def gluon_kernel(what: str, cure: str) -> Iterator[None]:
+    """To import the kernel of `what` in. Raises `UnsupportedError`, with its `cure`, where Triton is missing, too old,
+    or so new that its Gluon no longer has the names that the kernel is written in."""
+    needed = f"{what} needs Triton {_dotted(LEAST_TRITON)} or later on compute capability {_dotted(CAPABILITY)}"
     try:
         import triton
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"{needed}: install vflash[gpu], or {cure}") from error
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < LEAST_TRITON:
+    if _release(triton.__version__) < LEAST_TRITON:
         raise UnsupportedError(f"{needed}, not {triton.__version__}: install vflash[gpu], or {cure}")
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"{what} does not load with Triton {triton.__version__} ({error}): install Triton {_dotted(LEAST_TRITON)}, "
+            f"or {cure}"
+        ) from error
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Its first two numbers: (3, 6) of "3.6rc1"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -13,7 +13,8 @@ import math
 
 import torch
 import triton
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import ge
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -37,11 +38,15 @@ _copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 @frozen(kw_only=True)
 class DenseConfig:
     """Computing warpgroups of 64 query rows each, blocks of keys and of values in flight, registers of a computing
-    thread."""
+    thread.
+
+    Two blocks in flight at least: a block's values are let go of when the keys two blocks on are there, and the copies
+    bring the next block's values ahead of those.
+    """
 
     groups: int
-    k_slots: int
-    v_slots: int
+    k_slots: int = field(validator=ge(2))
+    v_slots: int = field(validator=ge(2))
     consumer_registers: int
 
 
@@ -52,28 +57,25 @@ CONFIGS = {
 """The fastest measured on an H200, by head size."""
 
 
-def attend(
-    q_BSHD: torch.Tensor,
-    k_BSHD: torch.Tensor,
-    v_BSHD: torch.Tensor,
-    out_BSHD: torch.Tensor,
-    config: DenseConfig | None = None,
-) -> torch.Tensor:
+def attend(q_BSHD: torch.Tensor, k_BSHD: torch.Tensor, v_BSHD: torch.Tensor, out_BSHD: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T / sqrt(D)) v into `out`, which may be q itself: every row is read and written by one item only.
 
     bfloat16 or float16 on CUDA, D of `CONFIGS`. Heads lie side by side in a row, which may be strided (a third of a
     fused projection); addresses and strides are multiples of 16 bytes. Bit-equal from run to run.
     """
     batch, rows, heads, head_dim = q_BSHD.shape
-    chosen = config or CONFIGS[head_dim]
+    chosen = CONFIGS[head_dim]
     tiles = -(-rows // (chosen.groups * ROWS.value))
     total = batch * heads * tiles
     processors = torch.cuda.get_device_properties(q_BSHD.device).multi_processor_count
     rest = rows % KEYS.value if rows > KEYS.value else 0
     short = max(16, triton.next_power_of_2(rest)) if rest else 0
+    # A lone sequence has no next one. Its own size, where that passes 2^31, would make a program that is not tested.
+    out_batch_stride = out_BSHD.stride(0) if batch > 1 else 0
     _attend[(min(processors, total),)](
         _descriptor(q_BSHD, ROWS.value), _descriptor(k_BSHD, KEYS.value), _descriptor(v_BSHD, KEYS.value),
-        out_BSHD, *out_BSHD.stride()[:3], rows, heads, tiles, total, head_dim**-0.5 * math.log2(math.e),
+        out_BSHD, out_batch_stride, *out_BSHD.stride()[1:3],
+        rows, heads, tiles, total, head_dim**-0.5 * math.log2(math.e),
         D=head_dim, GROUPS=chosen.groups, K_SLOTS=chosen.k_slots, V_SLOTS=chosen.v_slots,
         SHORT=short, CONSUMER_REGISTERS=chosen.consumer_registers, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

@@ -11,24 +11,31 @@ from __future__ import annotations
 import math
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import ge
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from vflash_adapters.attention.hopper.row_strides import check_rows
 from vflash_adapters.attention.hopper.softmax_loop import make_barriers
 from vflash_adapters.attention.veda.hopper_consumer import consume
 from vflash_adapters.attention.veda.hopper_producer import EIGHT, produce
 from vflash_adapters.attention.veda.kept_lists import KeptLists
 from vflash_adapters.attention.veda.tiling import Tiling
+from vflash_ports.errors import ContractError
+
+WHAT, CURE = "Veda kernels 'hopper'", "choose veda_kernels='triton'"
+FARTHEST = 2**31 * EIGHT.value
+"""Elements from the first row to behind the last one, at most: rows are found by 32-bit numbers, counted in eights."""
 
 
 @frozen(kw_only=True)
 class HopperConfig:
-    """Blocks of keys and of values in flight, registers of a computing and of a copying thread. The defaults are the
-    fastest measured on an H200."""
+    """Blocks of keys and of values in flight, two at least as in `DenseConfig`; registers of a computing and of a
+    copying thread. The defaults are the fastest measured on an H200."""
 
-    k_slots: int = 2
-    v_slots: int = 3
+    k_slots: int = field(default=2, validator=ge(2))
+    v_slots: int = field(default=3, validator=ge(2))
     consumer_registers: int = 208
     producer_registers: int = 96
 
@@ -43,11 +50,15 @@ def attend_kept(
     head_shape: torch.Tensor,
     config: HopperConfig,
 ) -> torch.Tensor:
-    """Written over q, which is returned: every row once, since every row lies in exactly one tile."""
+    """Written over q, which is returned: every row once, since every row lies in exactly one tile.
+
+    Raises `ContractError`, and launches nothing, where a tensor does not lie as the kernel reads.
+    """
+    check_rows(WHAT, CURE, heads_beside=False, q=q_SHD, k=k_SHD, v=v_SHD)
+    _check_reach(q=q_SHD, k=k_SHD, v=v_SHD)
     head_dim = q_SHD.shape[-1]
     counter = torch.zeros(1, dtype=torch.int32, device=q_SHD.device)
     processors = torch.cuda.get_device_properties(q_SHD.device).multi_processor_count
-    assert max(x.shape[0] * x.stride(0) for x in (q_SHD, k_SHD, v_SHD)) // EIGHT.value < 2**31
     _attend_hopper[(processors,)](
         q_SHD, k_SHD, v_SHD, kept.lists, kept.items, tiling.rows, counter,
         *q_SHD.stride()[:2], *k_SHD.stride()[:2], *v_SHD.stride()[:2],
@@ -57,6 +68,15 @@ def attend_kept(
         ONE_STRIDE=k_SHD.stride(0) == v_SHD.stride(0), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return q_SHD
+
+
+def _check_reach(**tensors_SHD: torch.Tensor) -> None:
+    for name, x_SHD in tensors_SHD.items():
+        if x_SHD.shape[0] * x_SHD.stride(0) >= FARTHEST:
+            raise ContractError(
+                f"{WHAT} reach {FARTHEST:,} elements, but {name} {tuple(x_SHD.shape)} has strides {x_SHD.stride()}; "
+                f"make it contiguous, make the clip shorter or smaller, or {CURE}"
+            )
 
 
 @gluon.jit

@@ -23,6 +23,7 @@ def check_kernels(kernels: VedaKernels, device: torch.device, dtype: torch.dtype
     """Raises `UnsupportedError` if the kernels ignore the kept list, or differ from the float32 reference.
 
     Partial tiles, a tiled reference, global rows, strided inputs and two tile shapes all take part.
+    `torch.OutOfMemoryError` passes through.
     """
     layout = self_test_layout(device, dtype, head_dim)
     q, k, v, projections = _inputs(layout)
@@ -43,6 +44,8 @@ def check_kernels(kernels: VedaKernels, device: torch.device, dtype: torch.dtype
     call = kernels.prepare(tiling, layout)
     try:
         found = call(q, k, v, projections=projections, head_shape=head_shape).float()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever a compiler or a driver raises means that this device cannot run them
         raise UnsupportedError(f"{where}: {error}; {cure}") from error
     if not (found - dense).norm() > (sparse - dense).norm() / 2:
