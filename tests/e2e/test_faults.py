@@ -216,6 +216,20 @@ def test_latents_that_were_asked_for_are_kept_elsewhere_and_told(make, ask, tmp_
     assert kept.exists()
 
 
+def test_latents_that_cannot_be_decoded_here_are_left_for_a_larger_machine(make, ask, tmp_path):
+    """The numbers and the cure before a VAE loads; latents and pipeline are as they were."""
+    kept = tmp_path / "kept.safetensors"
+    make().generate(ask(save_latents=kept), tmp_path / "clip.mp4")
+    before = kept.read_bytes()
+    engine = make(host_memory_gib=1)
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"^decoding \d+x\d+ does not fit: the host has 1\.0 GiB, .* needed\. "):
+            engine.decode(kept, tmp_path / "again.mp4")
+    assert kept.read_bytes() == before
+    assert not (tmp_path / "again.mp4").exists()
+    assert make().decode(kept, tmp_path / "again.mp4").receipt["saved_latents"]["path"] == str(kept)
+
+
 def test_a_failed_delivery_after_a_failed_save_names_the_second_place(make, ask, tmp_path, temporary):
     """Two faults, and the denoising is still not lost: the command decodes what lies in the second place."""
     store = FullDisk(SafetensorsLatentStore(), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from attrs import evolve, field, frozen
 
@@ -30,6 +31,13 @@ ARENA_SLACK = 1.04
 """Pinned slabs over what they hold; the released block sizes leave 3 %."""
 DELIVERY_COPIES = 3
 """Of the clip of frames that the video decoder hands on: in its hands, in the quantiser's, in the sink's."""
+
+
+class Half(StrEnum):
+    """A request that is only encoded, or latents that are only decoded: nothing else is loaded."""
+
+    ENCODE = "encode"
+    DECODE = "decode"
 
 
 @frozen(kw_only=True)
@@ -73,7 +81,7 @@ class ModelBytes:
 class Workload:
     """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack;
     `attention_bytes` stay on the device through every stage. `input_bytes` are pixels and waveforms from files, in host
-    memory. `encode_only`: no denoiser is there, and no frames."""
+    memory. `half`: where it is not the whole request."""
 
     facts: ModelFacts
     model: ModelBytes
@@ -87,7 +95,7 @@ class Workload:
     adapter_bytes: int = 0
     attention_bytes: int = 0
     input_bytes: int = 0
-    encode_only: bool = False
+    half: Half | None = None
 
 
 @frozen(kw_only=True)
@@ -117,7 +125,7 @@ class Need:
 
 def need(work: Workload, options: MemoryOptions) -> Need:
     """The peaks of a first request and of any later one: with `keep`, of a pipeline that has everything loaded."""
-    stack = 0 if work.encode_only else work.facts.denoiser.num_layers * _block(work, options)
+    stack = 0 if work.half else work.facts.denoiser.num_layers * _block(work, options)
     resident = options.weight_residency is WeightResidency.RESIDENT
     on_device = stack if resident else min(stack, 2 * _block(work, options))
     pinned = 0 if resident else int(stack * ARENA_SLACK)
@@ -169,7 +177,7 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
         facts.denoiser, work.rows, options.linear, dtype_bytes=work.dtype_bytes, chunk_rows=work.chunk_rows
     )
     together = options.keep and not swap
-    if work.encode_only:
+    if work.half is Half.ENCODE:
         return {"encode": max(text + model.codec.loaded, pictures + encoder) if together else max(text, pictures)}
     denoise = denoiser + max(run, 2 * model.projections.largest)
     decode = model.codec.loaded + decode_bytes(
@@ -179,6 +187,8 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
         dtype_bytes=work.dtype_bytes,
         decoder=work.video_decoder,
     )
+    if work.half is Half.DECODE:
+        return {"decode": decode}
     if together:
         encode = max(text + model.codec.loaded, pictures + encoder)
         return {
@@ -193,7 +203,7 @@ def _stages(work: Workload, options: MemoryOptions, stack: int) -> dict[str, int
 def _host(work: Workload, options: MemoryOptions, arena: int, device: int) -> int:
     """The process at its largest; the page cache of mapped weight files is not counted, it can be given up."""
     model = work.model
-    clip_frames = 0 if work.encode_only else work.facts.codec.clip_frames
+    clip_frames = 0 if work.half is Half.ENCODE else work.facts.codec.clip_frames
     values = 3 * work.pixels.width * work.pixels.height * clip_frames
     # From a device, frames come to the host as bytes.
     frames = DELIVERY_COPIES * values * (FLOAT32 if work.on_cpu else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from attrs import define, evolve, field
 
@@ -12,7 +13,7 @@ from vflash.domain.canvas import MAX_ASPECT, Canvas, round_to
 from vflash.domain.choices import VideoDecoderChoice
 from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
 from vflash.domain.footprint import Pixels, Rows
-from vflash.domain.memory import NOTHING, MemoryOptions, ModelBytes, Need, Workload, judge, need
+from vflash.domain.memory import NOTHING, Half, MemoryOptions, ModelBytes, Need, Workload, judge, need
 from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.packing import Condition, Keyframe, PackedLayout, PictureBlock, SoundBlock, VideoBlock, pack
@@ -21,11 +22,13 @@ from vflash.domain.request import VideoRequest
 from vflash.model.load import stack_bytes
 from vflash.stages.backends import Backends, check_device
 from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput, tensors_of
-from vflash.stages.inventory import weigh
+from vflash.stages.inventory import weigh, weigh_codec
+from vflash.stages.models import Models
 from vflash_ports.attention import SegmentKind
 from vflash_ports.errors import ContractError
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
+from vflash_ports.media import Latents
 from vflash_ports.residency import Residency
 from vflash_ports.weights import WeightOpener
 
@@ -61,7 +64,7 @@ class Foresight:
 
         def encoding(work: Workload) -> Workload:
             model = evolve(work.model, auxiliary=NOTHING, projections=NOTHING, stack_read=0)
-            return evolve(work, model=model, encode_only=True, attention_bytes=0)
+            return evolve(work, model=model, half=Half.ENCODE, attention_bytes=0)
 
         smaller = ((words, encoding(less)) for words, less in self._smaller(request, gathered, facts))
         work = encoding(self.workload(request, gathered, facts))
@@ -72,6 +75,43 @@ class Foresight:
         work = self._workload(plan, count_rows(layout), Pixels(width=0, height=0), facts)
         work = evolve(work, model=evolve(work.model, encoder=NOTHING, codec=NOTHING))
         return self._judged(plan, work, facts, iter(()), compare=False)
+
+    def require_room_to_decode(self, latents: Latents, facts: ModelFacts, models: Models) -> None:
+        """Raises `ContractError`, with the numbers and the cure, where kept latents cannot be decoded here: by the VAEs
+        alone, or beside what `models` have loaded."""
+        height, width = (side * facts.codec.spatial_ratio for side in latents.video.shape[3:])
+        loaded = [folder for folder, kept in models.denoisers.items() if kept.is_open]
+        alone = not loaded and not models.encoder.is_open
+        folder = loaded[0] if loaded else models.first_denoiser
+        work = self._sized(
+            facts,
+            rows=Rows(text=0, condition=0, target_audio=0, target_video=0),
+            pixels=Pixels(width=width, height=height),
+            model=self._codec_alone() if alone else self._model(folder),
+            evaluations=1,
+            attention_bytes=0 if alone else self._attention(folder, facts),
+        )
+        work = evolve(work, half=Half.DECODE if alone else None)
+        limits = self.limits(self.backends.device)
+
+        def judged(work: Workload, options: MemoryOptions) -> Need:
+            return judge(need(work, options), limits)
+
+        found = judged(work, self.options)
+        if not found.fits:
+            advice = first_change(work, self.options, judged, ())
+            raise ContractError(f"decoding {width}x{height} does not fit: {'; '.join(found.obstacles)}. {advice}")
+
+    def _codec_alone(self) -> ModelBytes:
+        return ModelBytes(
+            encoder=NOTHING,
+            codec=weigh_codec(self.backends.weights, self.model_dir, self.backends.dtype),
+            auxiliary=NOTHING,
+            projections=NOTHING,
+            stack_read=0,
+            encoder_hidden=0,
+            encoder_ffn=0,
+        )
 
     def _judged(
         self, plan: Plan, work: Workload, facts: ModelFacts, smaller: Iterator[tuple[str, Workload]], compare: bool
@@ -87,7 +127,7 @@ class Foresight:
             return refused[choice]
 
         def judged(work: Workload, options: MemoryOptions) -> Need:
-            return judge(need(work, options), limits, () if work.encode_only else unsupported(options))
+            return judge(need(work, options), limits, () if work.half else unsupported(options))
 
         chosen = judged(work, self.options)
         return MemoryPlan(
@@ -105,17 +145,24 @@ class Foresight:
         return evolve(work, input_bytes=sum(tensor.nbytes for item in gathered.inputs for tensor in tensors_of(item)))
 
     def _workload(self, plan: Plan, rows: Rows, pixels: Pixels, facts: ModelFacts) -> Workload:
-        return Workload(
-            facts=facts,
-            model=self._model(plan.denoiser),
+        return self._sized(
+            facts,
             rows=rows,
             pixels=pixels,
+            model=self._model(plan.denoiser),
             evaluations=plan.schedule.evaluations,
+            attention_bytes=self._attention(plan.denoiser, facts),
+        )
+
+    def _sized(self, facts: ModelFacts, **sizes: Any) -> Workload:
+        """Under this pipeline's settings."""
+        return Workload(
+            **sizes,
+            facts=facts,
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
             on_cpu=self.backends.device.type == "cpu",
             video_decoder=VideoDecoderChoice(self.backends.video_decoder),
-            attention_bytes=self._attention(plan.denoiser, facts),
             adapter_bytes=0 if self.backends.adapter is None else self.backends.adapter.path.stat().st_size,
         )
 

@@ -30,7 +30,7 @@ def weigh(weights: WeightOpener, model_dir: Path, denoiser: str, dtype: torch.dt
     config = read_json(model_dir / "text_encoder" / "config.json").get("text_config", {})
     return ModelBytes(
         encoder=_encoder(weights(model_dir / "text_encoder").specs(), dtype),
-        codec=_codec(weights(model_dir / "vae").specs(), weights(model_dir / "audio_vae").specs(), dtype),
+        codec=weigh_codec(weights, model_dir, dtype),
         auxiliary=PartBytes(
             loaded=sum(_cast(spec, _auxiliary_dtype(name, dtype)) for name, spec in auxiliary.items()),
             largest=0,
@@ -45,6 +45,16 @@ def weigh(weights: WeightOpener, model_dir: Path, denoiser: str, dtype: torch.dt
     )
 
 
+def weigh_codec(weights: WeightOpener, model_dir: Path, dtype: torch.dtype) -> PartBytes:
+    """Of both VAEs, as `weigh`."""
+    video, audio = (weights(model_dir / folder).specs() for folder in ("vae", "audio_vae"))
+    loaded = sum(
+        _cast(spec, dtype if _CODEC_FLOAT32.isdisjoint(name.split(".")) else torch.float32)
+        for name, spec in video.items()
+    ) + sum(_cast(spec, torch.float32) for spec in audio.values())
+    return PartBytes(loaded=loaded, largest=loaded, read=_stored(video.values()) + _stored(audio.values()))
+
+
 def _encoder(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> PartBytes:
     """The prefix that conditions the model, without its language head; swapped, it moves one tensor at a time."""
     kept = [spec for name, spec in specs.items() if not name.startswith("lm_head.") and _is_needed(name)]
@@ -55,14 +65,6 @@ def _encoder(specs: Mapping[str, TensorSpec], dtype: torch.dtype) -> PartBytes:
 def _is_needed(name: str) -> bool:
     layer = _TEXT_LAYER.search(name)
     return layer is None or int(layer[1]) <= TEXT_HIDDEN_STATE
-
-
-def _codec(video: Mapping[str, TensorSpec], audio: Mapping[str, TensorSpec], dtype: torch.dtype) -> PartBytes:
-    loaded = sum(
-        _cast(spec, dtype if _CODEC_FLOAT32.isdisjoint(name.split(".")) else torch.float32)
-        for name, spec in video.items()
-    ) + sum(_cast(spec, torch.float32) for spec in audio.values())
-    return PartBytes(loaded=loaded, largest=loaded, read=_stored(video.values()) + _stored(audio.values()))
 
 
 def _auxiliary_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

@@ -15,6 +15,7 @@ from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, We
 from vflash.domain.footprint import Pixels, Rows, block_bytes, denoise_bytes, table_bytes
 from vflash.domain.memory import (
     GIB,
+    Half,
     MemoryOptions,
     ModelBytes,
     Need,
@@ -316,7 +317,7 @@ def test_what_is_advised_fits_and_less_does_not(facts, device_gib, host_gib, row
 def test_encoding_alone_needs_no_denoiser_and_no_frames(facts: ModelFacts) -> None:
     """A machine too small to denoise or decode can still encode: only the encoders count, whatever the residency."""
     work = workload(facts, pixels=Pixels(width=1344, height=768, reference_frames=1))
-    alone = evolve(work, encode_only=True)
+    alone = evolve(work, half=Half.ENCODE)
     for options in all_options():
         whole, encoding = need(work, options), need(alone, options)
         assert set(encoding.stages) == {"encode"}
@@ -326,3 +327,19 @@ def test_encoding_alone_needs_no_denoiser_and_no_frames(facts: ModelFacts) -> No
     swapped = evolve(CHOSEN, placement=ModelPlacement.SWAP, keep=False)
     assert judge(need(alone, swapped), card(16, 16)).fits
     assert not judge(need(work, swapped), card(16, 16)).fits
+
+
+def test_decoding_alone_needs_the_vaes_and_the_frames(facts: ModelFacts) -> None:
+    """What decodes a whole request decodes its latents, and a machine too small to denoise can."""
+    work = workload(facts)
+    alone = evolve(work, half=Half.DECODE)
+    for options in all_options():
+        whole, decoding = need(work, options), need(alone, options)
+        assert set(decoding.stages) == {"decode"}
+        assert (decoding.weights_on_device, decoding.pinned) == (0, 0)
+        assert decoding.device <= whole.stages["decode"]
+        assert decoding.host <= whole.host
+    fewer = need(alone, evolve(CHOSEN, tiles_at_once=1)).device
+    assert fewer < need(alone, evolve(CHOSEN, tiles_at_once=28)).device
+    assert judge(need(alone, CHOSEN), card(12, 16)).fits
+    assert not judge(need(work, CHOSEN), card(12, 16)).fits
