@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,26 @@ from attrs import define, evolve, field
 
 from vflash.domain.canvas import MAX_ASPECT, Canvas, round_to
 from vflash.domain.choices import VideoDecoderChoice
-from vflash.domain.duration import MIN_DURATION_S, latent_frames, snap_down
+from vflash.domain.duration import MIN_DURATION_S
 from vflash.domain.footprint import Pixels, Rows
 from vflash.domain.memory import NOTHING, Half, MemoryOptions, ModelBytes, Need, Workload, judge, need
 from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change
 from vflash.domain.model_facts import ModelFacts
-from vflash.domain.packing import Condition, Keyframe, PackedLayout, PictureBlock, SoundBlock, VideoBlock, pack
+from vflash.domain.packing import PackedLayout
 from vflash.domain.plan import Plan, replan
 from vflash.domain.request import VideoRequest
 from vflash.model.load import stack_bytes
 from vflash.stages.backends import Backends, check_device
-from vflash.stages.gather import Gathered, Input, KeyframeInput, PictureInput, SoundInput, VideoInput, tensors_of
+from vflash.stages.gather import Gathered, tensors_of
 from vflash.stages.inventory import weigh, weigh_codec
 from vflash.stages.models import Models
-from vflash_ports.attention import SegmentKind
+from vflash.stages.planned_rows import count_rows, planned_pixels, planned_rows
 from vflash_ports.errors import ContractError
 from vflash_ports.linear import LinearExecution
 from vflash_ports.machine import MachineReader
 from vflash_ports.media import Latents
 from vflash_ports.residency import Residency
 from vflash_ports.weights import WeightOpener
-
-BYTES_PER_TOKEN = 3
-"""Of UTF-8 prompt text: English has about four, Chinese three to five."""
-VISION_TOKEN_PIXELS = 32 * 32
-"""A vision token of the text encoder covers this many pixels; a picture has at least 64 of them."""
-SMALLEST_PICTURE_TOKENS = 64
 
 
 @define(kw_only=True, eq=False)
@@ -141,7 +134,7 @@ class Foresight:
 
     def workload(self, request: VideoRequest, gathered: Gathered, facts: ModelFacts) -> Workload:
         rows = planned_rows(request.prompt, gathered, facts)
-        work = self._workload(gathered.plan, rows, _pixels(gathered), facts)
+        work = self._workload(gathered.plan, rows, planned_pixels(gathered), facts)
         return evolve(work, input_bytes=sum(tensor.nbytes for item in gathered.inputs for tensor in tensors_of(item)))
 
     def _workload(self, plan: Plan, rows: Rows, pixels: Pixels, facts: ModelFacts) -> Workload:
@@ -209,64 +202,3 @@ class Foresight:
     ) -> Workload:
         plan = replan(gathered.plan, facts, duration_s=duration_s, canvas=canvas)
         return self.workload(request, evolve(gathered, plan=plan), facts)
-
-
-def planned_rows(prompt: str, gathered: Gathered, facts: ModelFacts) -> Rows:
-    """Exact but for the text, whose tokens are estimated: nothing is tokenised yet."""
-    plan = gathered.plan
-    layout = pack(
-        text_rows=_text_rows(prompt, gathered),
-        conditions=[_planned_block(item, plan, facts) for item in gathered.inputs],
-        latent_frames=plan.length.latent_frames,
-        latent_height=plan.latent_height,
-        latent_width=plan.latent_width,
-        audio_latents=plan.length.audio_latents,
-        patch=facts.denoiser.patch_size,
-    )
-    return count_rows(layout)
-
-
-def count_rows(layout: PackedLayout) -> Rows:
-    return Rows(
-        text=layout.rows_of(SegmentKind.TEXT),
-        condition=layout.rows_of(SegmentKind.CONDITION_VIDEO, SegmentKind.CONDITION_AUDIO),
-        target_audio=layout.rows_of(SegmentKind.TARGET_AUDIO),
-        target_video=layout.rows_of(SegmentKind.TARGET_VIDEO),
-    )
-
-
-def _text_rows(prompt: str, gathered: Gathered) -> int:
-    tokens = max(1, len(prompt.encode()) // BYTES_PER_TOKEN)
-    for item in gathered.inputs:
-        if isinstance(item, KeyframeInput | PictureInput):
-            tokens += max(SMALLEST_PICTURE_TOKENS, math.prod(item.pixels.shape[:2]) // VISION_TOKEN_PIXELS)
-        elif isinstance(item, VideoInput):
-            pairs = len(item.sampled.pair_seconds)
-            tokens += pairs * max(1, math.prod(item.frames.shape[1:3]) // VISION_TOKEN_PIXELS)
-    return tokens
-
-
-def _planned_block(item: Input, plan: Plan, facts: ModelFacts) -> Condition:
-    codec = facts.codec
-    if isinstance(item, KeyframeInput):
-        return Keyframe(last=item.last)
-    if isinstance(item, PictureInput):
-        height, width = (side // codec.spatial_ratio for side in item.pixels.shape[:2])
-        return PictureBlock(height=height, width=width)
-    if isinstance(item, SoundInput):
-        return SoundBlock(latents=-(-item.waveform.shape[1] // codec.hop))
-    frames = snap_down(item.frames.shape[0], clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
-    height, width = (side // codec.spatial_ratio for side in item.frames.shape[1:3])
-    latents = latent_frames(frames, clip_frames=codec.clip_frames, clip_latents=codec.clip_latents)
-    sound = 0 if item.waveform is None else -(-item.waveform.shape[1] // codec.hop)
-    return VideoBlock(frames=latents, height=height, width=width, sound_latents=sound)
-
-
-def _pixels(gathered: Gathered) -> Pixels:
-    longest = 0
-    for item in gathered.inputs:
-        if isinstance(item, VideoInput):
-            longest = max(longest, item.frames.shape[0])
-        elif not isinstance(item, SoundInput):
-            longest = max(longest, 1)
-    return Pixels(width=gathered.plan.canvas.width, height=gathered.plan.canvas.height, reference_frames=longest)

@@ -25,9 +25,9 @@ from vflash.model.transformer import open_denoiser
 from vflash.settings import Settings
 from vflash.stages.denoise import denoise, lay_out
 from vflash.stages.encode import Conditioning, Conditions
-from vflash.stages.foresee import planned_rows
 from vflash.stages.gather import Gathered, KeyframeInput, PictureInput, SoundInput, VideoInput, sample_frames
 from vflash.stages.inventory import weigh
+from vflash.stages.planned_rows import planned_rows
 from vflash_adapters.attention.sdpa import sdpa_attention
 from vflash_adapters.block_kernels import torch_reference
 from vflash_adapters.block_kernels.torch_reference import TorchBlockKernels
