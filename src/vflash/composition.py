@@ -94,6 +94,7 @@ ALWAYS_NAMED = ("model_dir", "device", "dtype", "video_decoder", "vae_tiles_at_o
 NAMED_IF_CHOSEN = (
     *("media_video_input", "media_video_threads", "media_video_encoder", "media_preset", "media_crf"),
     *("weight_reading", "weight_read_workers", "weight_sidecar", "sidecar_merge", "qkv_order", "log"),
+    *("device_memory_gib", "host_memory_gib"),
 )
 
 

@@ -196,7 +196,8 @@ class Engine:
             facts = self.model_facts(self.models.first_denoiser)
             length = saved_length(latents, facts.codec, what=str(source))
             self.backends.check_codec(self.model_dir)
-            self.foresight.require_room_to_decode(latents, facts, self.models)
+            if self.models.only_codec:  # beside loaded models a request has been planned already
+                self.foresight.require_room_to_decode(latents, facts)
             with self._gate.executing(watch, self._release):
                 kept = KeptLatents(wanted=source, path=source)
                 delivery = self._deliver(latents, length, facts, outputs, kept, watch, profiles)

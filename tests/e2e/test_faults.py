@@ -230,6 +230,13 @@ def test_latents_that_cannot_be_decoded_here_are_left_for_a_larger_machine(make,
     assert make().decode(kept, tmp_path / "again.mp4").receipt["saved_latents"]["path"] == str(kept)
 
 
+def test_the_way_back_has_the_room_that_the_request_had(make, ask, tmp_path):
+    """A machine that reads too small was told its real size: the command that decodes tells it too."""
+    with pytest.raises(DeliveryError, match="encoder died") as caught:
+        make(sink=FailingSink(OSError("encoder died")), host_memory_gib=64).generate(ask(), tmp_path / "clip.mp4")
+    assert " --host-memory-gib 64.0 " in str(caught.value)
+
+
 def test_a_failed_delivery_after_a_failed_save_names_the_second_place(make, ask, tmp_path, temporary):
     """Two faults, and the denoising is still not lost: the command decodes what lies in the second place."""
     store = FullDisk(SafetensorsLatentStore(), tmp_path)

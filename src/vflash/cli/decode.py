@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from vflash.cli import options
-from vflash.cli.fields import DECODER, MEDIA, MODEL, READING, Given, takes
+from vflash.cli.fields import DECODER, MEDIA, MODEL, READING, ROOM, Given, takes
 from vflash.cli.reporting import print_result, progress_reporter
 from vflash.domain.fields import require_file
 
 
 @takes(
     request=["audio_delivery_profile"],
-    settings=[*MODEL, *READING, "model_placement", *DECODER, "fp8_fast_accum", *MEDIA],
+    settings=[*MODEL, *READING, "model_placement", *DECODER, "fp8_fast_accum", *MEDIA, *ROOM],
 )
 def decode(
     output: options.Output,

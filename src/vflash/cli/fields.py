@@ -52,12 +52,12 @@ LINEAR = {
     "fp8_kernels": options.Fp8Kernels,
     "fp8_fast_accum": options.Fp8FastAccum,
 }
+ROOM = {"device_memory_gib": options.DeviceMemory, "host_memory_gib": options.HostMemory}
 MEMORY = {
     "weight_residency": options.WeightResidency,
     "model_placement": options.ModelPlacement,
     "model_lifetime": options.ModelLifetime,
-    "device_memory_gib": options.DeviceMemory,
-    "host_memory_gib": options.HostMemory,
+    **ROOM,
     "ffn_chunk_rows": options.FfnChunkRows,
 }
 BLOCKS = {

@@ -30,6 +30,9 @@ class Rows:
         return self.text + self.condition + self.target_audio + self.target_video
 
 
+NO_ROWS = Rows(text=0, condition=0, target_audio=0, target_video=0)
+
+
 @frozen(kw_only=True)
 class Pixels:
     """The target's canvas, and the frames of the longest reference or keyframe that is encoded (0: none)."""

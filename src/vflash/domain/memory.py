@@ -77,6 +77,17 @@ class ModelBytes:
     encoder_ffn: int
 
 
+NO_MODEL = ModelBytes(
+    encoder=NOTHING,
+    codec=NOTHING,
+    auxiliary=NOTHING,
+    projections=NOTHING,
+    stack_read=0,
+    encoder_hidden=0,
+    encoder_ffn=0,
+)
+
+
 @frozen(kw_only=True)
 class Workload:
     """One request on one checkpoint, in the sizes that memory follows from. `adapter_bytes` ride with the stack;

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from attrs import evolve, frozen
 
-from vflash.domain.choices import Linear, ModelPlacement, WeightResidency
+from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, WeightResidency
 from vflash.domain.memory import MemoryOptions, Need, Workload, gib
 from vflash.domain.plan import Plan
 from vflash_ports.errors import ContractError
@@ -118,7 +118,25 @@ def first_change(work: Workload, chosen: MemoryOptions, judge: Judge, smaller: I
         for change, changed in settings:
             if judge(less, changed).fits:
                 return f"No change of settings alone makes it fit; {words} with {change} would."
-    every = [judge(work, changed) for changed in (chosen, *(changed for _, changed in settings))]
+    return _nothing([judge(work, changed) for changed in (chosen, *(changed for _, changed in settings))])
+
+
+def first_decoding_change(work: Workload, chosen: MemoryOptions, judge: Judge) -> str:
+    """For latents that are only decoded: fewer tiles at once, else with the VAE's own decoder, which copies no weights
+    and runs anywhere, in words."""
+    own = evolve(work, video_decoder=VideoDecoderChoice.DIFFUSERS)
+    tried: list[Need] = []
+    for decoding in (work, own) if own != work else (work,):
+        for tiles in (chosen.tiles_at_once, FEW_TILES, 2, 1):
+            tried.append(judge(decoding, evolve(chosen, tiles_at_once=min(tiles, chosen.tiles_at_once))))
+            if tried[-1].fits:
+                changes = [f"vae_tiles_at_once {tiles}"] if tiles < chosen.tiles_at_once else []
+                changes += ["video_decoder diffusers (other pixels)"] if decoding is own else []
+                return f"What makes it fit: {' and '.join(changes)}."
+    return _nothing(tried)
+
+
+def _nothing(every: Sequence[Need]) -> str:
     device, host = (min(getattr(found, place) for found in every) for place in ("device", "host"))
     return f"Nothing makes it fit here: it needs at least {gib(device)} on the device, {gib(host)} of host."
 

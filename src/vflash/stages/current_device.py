@@ -12,10 +12,17 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
     streams and events, go to the current device.
 
     Nothing to do on a CPU, for a device that is not there (`check_device` refuses it), and for `cuda` without a number,
-    which is the current device.
+    which is the current device: `numbered` says which.
     """
     if device.type != "cuda" or device.index is None:
         return nullcontext()
     if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
         return nullcontext()
     return torch.cuda.device(device)
+
+
+def numbered(device: torch.device) -> torch.device:
+    """`cuda` with the number of the calling thread's current device; anything else, and without CUDA, as it is."""
+    if device.type != "cuda" or device.index is not None or not torch.cuda.is_available():
+        return device
+    return torch.device("cuda", torch.cuda.current_device())

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from attrs import define, evolve, field
 
 from vflash.domain.canvas import MAX_ASPECT, Canvas, round_to
 from vflash.domain.choices import VideoDecoderChoice
 from vflash.domain.duration import MIN_DURATION_S
-from vflash.domain.footprint import Pixels, Rows
-from vflash.domain.memory import NOTHING, Half, MemoryOptions, ModelBytes, Need, Workload, judge, need
-from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change
+from vflash.domain.footprint import NO_ROWS, Pixels, Rows
+from vflash.domain.memory import (
+    NO_MODEL,
+    NOTHING,
+    Half,
+    MemoryOptions,
+    ModelBytes,
+    Need,
+    Workload,
+    judge,
+    need,
+)
+from vflash.domain.memory_plan import MemoryPlan, every_choice, first_change, first_decoding_change
 from vflash.domain.model_facts import ModelFacts
 from vflash.domain.packing import PackedLayout
 from vflash.domain.plan import Plan, replan
@@ -22,7 +31,6 @@ from vflash.model.load import stack_bytes
 from vflash.stages.backends import Backends, check_device
 from vflash.stages.gather import Gathered, tensors_of
 from vflash.stages.inventory import weigh, weigh_codec
-from vflash.stages.models import Models
 from vflash.stages.planned_rows import count_rows, planned_pixels, planned_rows
 from vflash_ports.errors import ContractError
 from vflash_ports.linear import LinearExecution
@@ -69,22 +77,19 @@ class Foresight:
         work = evolve(work, model=evolve(work.model, encoder=NOTHING, codec=NOTHING))
         return self._judged(plan, work, facts, iter(()), compare=False)
 
-    def require_room_to_decode(self, latents: Latents, facts: ModelFacts, models: Models) -> None:
-        """Raises `ContractError`, with the numbers and the cure, where kept latents cannot be decoded here: by the VAEs
-        alone, or beside what `models` have loaded."""
+    def require_room_to_decode(self, latents: Latents, facts: ModelFacts) -> None:
+        """With nothing but the VAEs loaded. Raises `ContractError`, with the numbers and the cure, where kept latents
+        cannot be decoded here."""
         height, width = (side * facts.codec.spatial_ratio for side in latents.video.shape[3:])
-        loaded = [folder for folder, kept in models.denoisers.items() if kept.is_open]
-        alone = not loaded and not models.encoder.is_open
-        folder = loaded[0] if loaded else models.first_denoiser
+        codec = weigh_codec(self.backends.weights, self.model_dir, self.backends.dtype)
         work = self._sized(
             facts,
-            rows=Rows(text=0, condition=0, target_audio=0, target_video=0),
+            rows=NO_ROWS,
             pixels=Pixels(width=width, height=height),
-            model=self._codec_alone() if alone else self._model(folder),
-            evaluations=1,
-            attention_bytes=0 if alone else self._attention(folder, facts),
+            model=evolve(NO_MODEL, codec=codec),
+            evaluations=0,
+            half=Half.DECODE,
         )
-        work = evolve(work, half=Half.DECODE if alone else None)
         limits = self.limits(self.backends.device)
 
         def judged(work: Workload, options: MemoryOptions) -> Need:
@@ -92,19 +97,8 @@ class Foresight:
 
         found = judged(work, self.options)
         if not found.fits:
-            advice = first_change(work, self.options, judged, ())
+            advice = first_decoding_change(work, self.options, judged)
             raise ContractError(f"decoding {width}x{height} does not fit: {'; '.join(found.obstacles)}. {advice}")
-
-    def _codec_alone(self) -> ModelBytes:
-        return ModelBytes(
-            encoder=NOTHING,
-            codec=weigh_codec(self.backends.weights, self.model_dir, self.backends.dtype),
-            auxiliary=NOTHING,
-            projections=NOTHING,
-            stack_read=0,
-            encoder_hidden=0,
-            encoder_ffn=0,
-        )
 
     def _judged(
         self, plan: Plan, work: Workload, facts: ModelFacts, smaller: Iterator[tuple[str, Workload]], compare: bool
@@ -138,25 +132,42 @@ class Foresight:
         return evolve(work, input_bytes=sum(tensor.nbytes for item in gathered.inputs for tensor in tensors_of(item)))
 
     def _workload(self, plan: Plan, rows: Rows, pixels: Pixels, facts: ModelFacts) -> Workload:
-        return self._sized(
+        work = self._sized(
             facts,
             rows=rows,
             pixels=pixels,
             model=self._model(plan.denoiser),
             evaluations=plan.schedule.evaluations,
+        )
+        adapter = self.backends.adapter
+        return evolve(
+            work,
             attention_bytes=self._attention(plan.denoiser, facts),
+            adapter_bytes=0 if adapter is None else adapter.path.stat().st_size,
         )
 
-    def _sized(self, facts: ModelFacts, **sizes: Any) -> Workload:
+    def _sized(
+        self,
+        facts: ModelFacts,
+        *,
+        rows: Rows,
+        pixels: Pixels,
+        model: ModelBytes,
+        evaluations: int,
+        half: Half | None = None,
+    ) -> Workload:
         """Under this pipeline's settings."""
         return Workload(
-            **sizes,
             facts=facts,
+            model=model,
+            rows=rows,
+            pixels=pixels,
+            evaluations=evaluations,
+            half=half,
             dtype_bytes=self.backends.dtype.itemsize,
             chunk_rows=self.backends.ffn_chunk_rows,
             on_cpu=self.backends.device.type == "cpu",
             video_decoder=VideoDecoderChoice(self.backends.video_decoder),
-            adapter_bytes=0 if self.backends.adapter is None else self.backends.adapter.path.stat().st_size,
         )
 
     def _model(self, denoiser: str) -> ModelBytes:

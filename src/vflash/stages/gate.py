@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 from attrs import define, field
 
-from vflash.stages.current_device import current_device
+from vflash.stages.current_device import current_device, numbered
 from vflash.stages.watch import RequestWatch
 from vflash_ports.errors import BusyError, ClosedError, ContractError
 from vflash_ports.event_log import EventLog, FieldValue, SilentLog
@@ -19,7 +19,8 @@ from vflash_ports.event_log import EventLog, FieldValue, SilentLog
 @define(kw_only=True, eq=False)
 class Gate:
     """Input errors and cancelling leave it healthy; a failed execution retires it. What it lets in runs with `device`
-    as the thread's current one."""
+    as the thread's current one; `cuda` is the card that is current when the first is let in, whichever thread the next
+    ones come from."""
 
     device: torch.device = field(factory=lambda: torch.device("cpu"))
     requests: int = 0
@@ -27,6 +28,7 @@ class Gate:
     failure: str | None = None
     log: EventLog = field(factory=SilentLog)
     _lock: Lock = field(factory=Lock)
+    _numbered: torch.device | None = None
 
     @contextmanager
     def admit(self) -> Iterator[int]:
@@ -86,7 +88,8 @@ class Gate:
         if not self._lock.acquire(blocking=False):
             raise BusyError(why)
         try:
-            with current_device(self.device):
+            self._numbered = self._numbered or numbered(self.device)
+            with current_device(self._numbered):
                 yield
         finally:
             self._lock.release()

@@ -38,7 +38,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "encode": BLOCKS | DECODER | MEDIA,  # it stops before the denoiser; the memory plan it keeps to is the whole one
     "denoise": DECODER | MEDIA,
     "decode": BLOCKS
-    | (MEMORY - {"model_placement"})
+    | (MEMORY - {"model_placement", "device_memory_gib", "host_memory_gib"})
     | {"linear", "fp8_kernels", "assets", "profile"}
     | {name for name in SETTINGS if name.startswith("adapter")},
     "compile": BLOCKS | DECODER | MEDIA | MEMORY | {"assets"},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from vflash.domain.choices import Linear, ModelPlacement, VideoDecoderChoice, WeightResidency
 from vflash.domain.footprint import Pixels, Rows, block_bytes, denoise_bytes, table_bytes
 from vflash.domain.memory import (
+    DEVICE_MARGIN,
     GIB,
     Half,
     MemoryOptions,
@@ -25,7 +26,7 @@ from vflash.domain.memory import (
     judge,
     need,
 )
-from vflash.domain.memory_plan import every_choice, first_change
+from vflash.domain.memory_plan import every_choice, first_change, first_decoding_change
 from vflash.domain.model_facts import DenoiserFacts, ModelFacts
 from vflash.model.load import packed_specs
 from vflash_adapters.linear.bf16 import Bf16Linear
@@ -343,3 +344,46 @@ def test_decoding_alone_needs_the_vaes_and_the_frames(facts: ModelFacts) -> None
     assert fewer < need(alone, evolve(CHOSEN, tiles_at_once=28)).device
     assert judge(need(alone, CHOSEN), card(12, 16)).fits
     assert not judge(need(work, CHOSEN), card(12, 16)).fits
+
+
+EIGHT_TILES = evolve(CHOSEN, tiles_at_once=8)
+
+
+def decoding(facts: ModelFacts, decoder: VideoDecoderChoice) -> Workload:
+    return workload(facts, half=Half.DECODE, video_decoder=decoder)
+
+
+def room(facts: ModelFacts, decoder: VideoDecoderChoice, tiles: int) -> int:
+    """Device bytes that just suffice."""
+    return need(decoding(facts, decoder), evolve(EIGHT_TILES, tiles_at_once=tiles)).device + DEVICE_MARGIN
+
+
+def advised(facts: ModelFacts, device_bytes: int) -> str:
+    """For eight tiles with `fused-fp8` on such a card."""
+    limits = evolve(card(1), device_bytes=device_bytes)
+    work = decoding(facts, VideoDecoderChoice.FUSED_FP8)
+    return first_decoding_change(work, EIGHT_TILES, lambda work, options: judge(need(work, options), limits))
+
+
+@pytest.mark.parametrize("tiles", [4, 2, 1])
+def test_fewer_tiles_are_the_first_cure_of_a_decode(facts: ModelFacts, tiles: int) -> None:
+    """They change no pixel."""
+    assert advised(facts, room(facts, VideoDecoderChoice.FUSED_FP8, tiles)) == (
+        f"What makes it fit: vae_tiles_at_once {tiles}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("tiles", "words"), [(8, ""), (4, "vae_tiles_at_once 4 and "), (1, "vae_tiles_at_once 1 and ")]
+)
+def test_the_vae_s_own_decoder_is_the_second_cure(facts: ModelFacts, tiles: int, words: str) -> None:
+    """It copies no weights, so that it fits where one fused tile does not."""
+    least = room(facts, VideoDecoderChoice.DIFFUSERS, tiles)
+    assert least < room(facts, VideoDecoderChoice.FUSED_FP8, 1)
+    assert advised(facts, least) == f"What makes it fit: {words}video_decoder diffusers (other pixels)."
+
+
+def test_where_no_decode_fits_the_least_is_told(facts: ModelFacts) -> None:
+    least = room(facts, VideoDecoderChoice.DIFFUSERS, 1)
+    told = advised(facts, least - 1)
+    assert told.startswith(f"Nothing makes it fit here: it needs at least {gib(least - DEVICE_MARGIN)} on the device, ")

@@ -51,3 +51,13 @@ def test_whatever_a_gate_lets_in_runs_on_its_device(entered: list[str]) -> None:
     once = ["in cuda:1", "out cuda:1"]
     assert [word for word in entered if " " not in word] == ["prepare", "request", "close"]
     assert [word for word in entered if " " in word] == [*once, *once, "in cuda:1", *once]
+
+
+def test_cuda_stays_the_card_that_it_was_first(entered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread has a current device of its own: the one that prepares decides for those that ask later."""
+    gate = Gate(device=torch.device("cuda"))
+    for current in (1, 0):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        with gate.admit():
+            pass
+    assert entered == ["in cuda:1", "out cuda:1"] * 2

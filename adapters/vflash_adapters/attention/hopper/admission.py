@@ -35,14 +35,14 @@ def misfit(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | Non
     """What the kernel is not made for; None exactly where it `admits`."""
     if device.type != "cuda":
         return f"runs on cuda, but the model is on {device}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability != CAPABILITY:
-        return f"runs on compute capability {_dotted(CAPABILITY)}, but {device} has {_dotted(capability)}"
     if dtype not in DTYPES:
         known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
         return f"takes {known}, but the model is {dtype}"
     if head_dim not in HEAD_DIMS:
         return f"takes heads of {' or '.join(map(str, HEAD_DIMS))}, but the model has heads of {head_dim}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        return f"runs on compute capability {_dotted(CAPABILITY)}, but {device} has {_dotted(capability)}"
     return None
 
 
