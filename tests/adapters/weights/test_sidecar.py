@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,21 @@ def test_round_trip(
     assert read == {name: bits(tensor) for name, tensor in tensors.items()}
     report = verify(folder / "w.safetensors", folder / "s", workers=workers, merge=merge)
     assert report.byte_count == (folder / "w.safetensors").stat().st_size
+
+
+def test_what_the_manifest_says_of_its_writer_is_known_before_any_work(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the project that was never installed has no version: nothing is read or written for it."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("vflash_adapters.weights.sidecar.prepare.version", missing)
+    monkeypatch.setattr("vflash_adapters.weights.sidecar.prepare.new_directory", pytest.fail)
+    with pytest.raises(PackageNotFoundError):
+        prepare(source, tmp_path / "sidecar")
+    assert not (tmp_path / "sidecar").exists()
 
 
 def test_worker_count_never_changes_bytes(source: Path, tmp_path: Path) -> None:

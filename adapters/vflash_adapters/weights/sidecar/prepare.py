@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -76,6 +76,7 @@ def prepare(
     refuse_existing(sidecar)
     components = read_components(source)
     run = _Run(
+        writer={"vflash": version("vflash"), "merge": chosen.name, **codec_versions()},
         block_bytes=block_bytes,
         merge=chosen,
         total=sum(shard.identity.size for checkpoint in components.values() for shard in checkpoint.shards),
@@ -92,7 +93,10 @@ def prepare(
 class _Run:
     """One preparation: its options, progress and per-thread encoders."""
 
-    def __init__(self, *, block_bytes: int, merge: PlaneMerge, total: int, observer: Observer) -> None:
+    def __init__(
+        self, *, writer: Mapping[str, str], block_bytes: int, merge: PlaneMerge, total: int, observer: Observer
+    ) -> None:
+        self.writer = writer
         self.block_bytes = block_bytes
         self.merge = merge
         self.total = total
@@ -123,7 +127,7 @@ def _write_component(run: _Run, checkpoint: Checkpoint, folder: Path, threads: T
     finally:
         close_all(descriptors)
     manifest = SidecarManifest(
-        writer={"vflash": version("vflash"), "merge": run.merge.name, **codec_versions()},
+        writer=run.writer,
         block_bytes=run.block_bytes,
         index_sha256=checkpoint.index.sha256 if checkpoint.index else None,
         shards=tuple(shards),
