@@ -29,7 +29,6 @@ from vflash.domain.results import EncodeResult, VideoResult
 from vflash.stages.backends import Backends, check_device
 from vflash.stages.bundle import to_bundle
 from vflash.stages.clock import RequestClock
-from vflash.stages.current_device import current_device
 from vflash.stages.decode import saved_length
 from vflash.stages.deliver import deliver, way_back
 from vflash.stages.delivery_profiles import DeliveryProfiles, delivery_profiles
@@ -97,7 +96,7 @@ class Engine:
         folder = denoiser_folder(request.mode)
         facts = self.model_facts(folder)
         check_device(self.backends.device)
-        with current_device(self.backends.device):
+        with self._gate.on_device():
             self.backends.kernels.check(self.backends.device, self.backends.dtype)
             self.backends.check_codec(self.model_dir)
             self.backends.check_component(self.model_dir / folder, facts.denoiser)
@@ -163,8 +162,7 @@ class Engine:
             facts = self.model_facts(denoiser_folder(request.mode))
             check_device(self.backends.device)
             # A denoiser that is kept loaded is there while the encoder works.
-            alone = not any(kept.is_open for kept in self.models.denoisers.values())
-            foresee = self.foresight.plan_encoding if alone else self.foresight.plan
+            foresee = self.foresight.plan if self.models.denoiser_is_open else self.foresight.plan_encoding
             gathered, _ = self._gather(request, facts, watch, foresee)
             with self._gate.executing(watch, self._release):
                 conditioning = self._conditioning(request, gathered, facts, watch, None)
@@ -196,7 +194,8 @@ class Engine:
             facts = self.model_facts(self.models.first_denoiser)
             length = saved_length(latents, facts.codec, what=str(source))
             self.backends.check_codec(self.model_dir)
-            if self.models.only_codec:  # beside loaded models a request has been planned already
+            # It knows of the VAEs alone, not of what other models that are loaded hold.
+            if not (self.models.encoder.is_open or self.models.denoiser_is_open):
                 self.foresight.require_room_to_decode(latents, facts)
             with self._gate.executing(watch, self._release):
                 kept = KeptLatents(wanted=source, path=source)

@@ -125,10 +125,11 @@ def first_decoding_change(work: Workload, chosen: MemoryOptions, judge: Judge) -
     """For latents that are only decoded: fewer tiles at once, else with the VAE's own decoder, which copies no weights
     and runs anywhere, in words."""
     own = evolve(work, video_decoder=VideoDecoderChoice.DIFFUSERS)
+    counts = [chosen.tiles_at_once, *(tiles for tiles in (FEW_TILES, 2, 1) if tiles < chosen.tiles_at_once)]
     tried: list[Need] = []
     for decoding in (work, own) if own != work else (work,):
-        for tiles in (chosen.tiles_at_once, FEW_TILES, 2, 1):
-            tried.append(judge(decoding, evolve(chosen, tiles_at_once=min(tiles, chosen.tiles_at_once))))
+        for tiles in counts:
+            tried.append(judge(decoding, evolve(chosen, tiles_at_once=tiles)))
             if tried[-1].fits:
                 changes = [f"vae_tiles_at_once {tiles}"] if tiles < chosen.tiles_at_once else []
                 changes += ["video_decoder diffusers (other pixels)"] if decoding is own else []

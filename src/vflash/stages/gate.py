@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 
 import torch
@@ -29,6 +29,11 @@ class Gate:
     log: EventLog = field(factory=SilentLog)
     _lock: Lock = field(factory=Lock)
     _numbered: torch.device | None = None
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """For what is asked beside requests, a plan: on the same device."""
+        self._numbered = self._numbered or numbered(self.device)
+        return current_device(self._numbered)
 
     @contextmanager
     def admit(self) -> Iterator[int]:
@@ -88,8 +93,7 @@ class Gate:
         if not self._lock.acquire(blocking=False):
             raise BusyError(why)
         try:
-            self._numbered = self._numbered or numbered(self.device)
-            with current_device(self._numbered):
+            with self.on_device():
                 yield
         finally:
             self._lock.release()

@@ -29,9 +29,8 @@ class Models:
         return sum(kept.open_seconds for kept in self._all())
 
     @property
-    def only_codec(self) -> bool:
-        """Whether neither an encoder nor a denoiser is loaded."""
-        return not any([self.encoder.is_open, *(kept.is_open for kept in self.denoisers.values())])
+    def denoiser_is_open(self) -> bool:
+        return any(kept.is_open for kept in self.denoisers.values())
 
     def open_kept(self) -> None:
         """Load what stays loaded between requests."""
