@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+TWO_REQUESTS = ({"seed": 1, "steps": 2}, {"seed": 2, "steps": 2})
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +44,16 @@ def latents(kept: Path) -> list[torch.Tensor]:
     return [tensor for _, tensor in sorted(load_file(kept).items())]
 
 
-def generated(model: Path, folder: Path, **settings: Any) -> list[torch.Tensor]:
-    """Latents of two requests of one pipeline: the second meets everything warm."""
+def generated(
+    model: Path, folder: Path, requests: Sequence[Mapping[str, Any]] = TWO_REQUESTS, **settings: Any
+) -> list[torch.Tensor]:
+    """Latents of the requests of one pipeline: a second one meets everything warm."""
     found = []
     with H3Pipeline(model, device="cuda", **settings) as pipeline:
-        for seed in (1, 2):
-            kept = folder / f"{seed}.safetensors"
-            request = VideoRequest(prompt="rain", width=64, height=64, steps=2, seed=seed, save_latents=kept)
-            pipeline.generate(request, folder / f"{seed}.mp4")
+        for number, fields in enumerate(requests):
+            kept = folder / f"{number}.safetensors"
+            request = VideoRequest(prompt="rain", width=64, height=64, save_latents=kept, **fields)
+            pipeline.generate(request, folder / f"{number}.mp4")
             found += latents(kept)
     return found
 
@@ -105,13 +108,6 @@ def test_compiled_assets_change_no_bit(model: Path, tmp_path: Path, linear: str,
     straight, compiled = tmp_path / "straight", tmp_path / "compiled"
     for folder in (straight, compiled):
         folder.mkdir()
-    found = generated_by_profile(model, straight, profile="base16", **chosen)
-    assert_same(generated_by_profile(model, compiled, assets=assets, **chosen), found)
-
-
-def generated_by_profile(model: Path, folder: Path, **settings: Any) -> list[torch.Tensor]:
-    """A profile brings its own evaluations."""
-    with H3Pipeline(model, device="cuda", **settings) as pipeline:
-        kept = folder / "clip.safetensors"
-        pipeline.generate(VideoRequest(prompt="rain", width=64, height=64, save_latents=kept), folder / "clip.mp4")
-    return latents(kept)
+    # A profile brings its own evaluations.
+    found = generated(model, straight, [{}], profile="base16", **chosen)
+    assert_same(generated(model, compiled, [{}], assets=assets, **chosen), found)

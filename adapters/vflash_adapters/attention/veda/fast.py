@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from attrs import define, field, frozen
 
-from vflash_adapters.attention.hopper.admission import CAPABILITY, gluon_kernel
+from vflash_adapters.attention.hopper.admission import CAPABILITY, HEAD_DIMS, gluon_kernel
 from vflash_adapters.attention.veda import triton_attend
 from vflash_adapters.attention.veda.kept_lists import KeptLists, allocate_lists
 from vflash_adapters.attention.veda.predictor import Projections
@@ -43,7 +43,7 @@ class HopperKernels:
     name: str = field(default="hopper", init=False)
 
     def prepare(self, tiling: Tiling, layout: AttentionLayout) -> FastSparseCall:
-        _check(layout, self.name, head_dims=(64, 128), lowest=CAPABILITY, highest=CAPABILITY)
+        _check(layout, self.name, head_dims=HEAD_DIMS, lowest=CAPABILITY, highest=CAPABILITY)
         with gluon_kernel(f"Veda kernels {self.name!r}", "choose veda_kernels='triton', or an exact attention backend"):
             from vflash_adapters.attention.veda.hopper_attend import HopperConfig, attend_kept
         return prepare_call(self.name, tiling, layout, attend_kept, HopperConfig())
